@@ -1,0 +1,60 @@
+# Two commands: `make demo` and `make test`. Each makes .venv where missing, installs what it needs, does its job.
+# Needs a Linux machine with make and python3 (3.10 or newer, with venv). PYTHON= chooses another python3.
+
+PYTHON ?= python3
+VENV   := .venv
+RUN    := $(VENV)/bin
+# An environment is up to date while these contents are those it was made from; then only the job runs.
+STAMP  := $(VENV)/installed-$(firstword $(shell cat pyproject.toml tools/install.py | cksum))
+
+.PHONY: help demo test test-full lint gpu-check bench clean
+
+help:
+	@echo 'make demo       train beside torch'"'"'s DataLoader, write demo-report.html (DATA=DIR|URL: on your own images)'
+	@echo 'make test       lint, types, tests that need nothing but Python (10 minutes on 2 cores)'
+	@echo 'make test-full  tests that need a browser, peers or the network; installs those'
+	@echo 'make bench      the comparison with other loaders (DATA=DIR|URL)'
+	@echo 'make gpu-check  what only a machine with a GPU can show'
+	@echo 'make lint       ruff and mypy'
+	@echo 'make clean      remove .venv and all that was made'
+
+demo: $(STAMP)-demo
+	$(RUN)/gpuload demo $(if $(DATA),--data '$(DATA)')
+
+test: lint
+	$(RUN)/python -m pytest -m 'not full and not gpu'
+
+test-full: $(STAMP)-dev $(STAMP)-bench chromium
+	$(RUN)/python -m pytest -m full
+
+lint: $(STAMP)-dev
+	$(RUN)/ruff check
+	$(RUN)/mypy gpuload kernels
+
+gpu-check: $(STAMP)-bench
+	$(RUN)/python -m bench.gpu
+
+bench: $(STAMP)-bench
+	$(RUN)/python -m bench $(if $(DATA),'$(DATA)')
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-report.html
+
+$(STAMP)-%: | $(RUN)/python
+	$(RUN)/python tools/install.py $*
+	@touch $@
+
+# pip is renewed: the one that old Pythons bring takes minutes over a CUDA build of torch, or gives up.
+$(RUN)/python:
+	@$(PYTHON) -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))' || { \
+	  echo "$(PYTHON) must be Python 3.10 or newer with venv (Debian, Ubuntu: apt install python3-venv)," \
+	       "or name another: make PYTHON=python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(RUN)/python -m pip install --quiet --upgrade pip
+
+.PHONY: chromium
+chromium:
+	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; \
+	  else echo "no Chromium: the report's test is skipped (install the package chromium)" >&2; fi; }

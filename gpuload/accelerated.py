@@ -1,0 +1,275 @@
+"""The accelerated path of a loader: a plan wired to an engine, and the iterator that torch's class expects.
+
+Owns the order of things on the consumer's thread: the same draws from the same generators at the same moments
+as torch's iterators, so that a seed gives the same batches with either import.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import sys
+import weakref
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+from torch.utils.data.distributed import DistributedSampler
+
+from gpuload.collate import DirectCollate, SampleCollate
+from gpuload.config import LOCAL_FETCH_THREADS, REMOTE_FETCH_THREADS
+from gpuload.core.batch import BatchPlan, TensorSpec
+from gpuload.core.errors import ConfigError, EpochCancelledError
+from gpuload.core.philox import sample_keys
+from gpuload.core.protocols import Decoder, RangeReader
+from gpuload.core.structure import map_leaves
+from gpuload.decode.pillow import PillowDecoder
+from gpuload.device.cuda import make_device, resolve
+from gpuload.device.host import ImagePool
+from gpuload.engine.badsamples import BadSamples
+from gpuload.engine.engine import Engine
+from gpuload.engine.flow import WaitTimeoutError
+from gpuload.engine.stats import Meter
+from gpuload.engine.work import Meters, Work
+from gpuload.fetch.reader import LocalReader, reader_for
+from gpuload.plan import LoaderPlan
+from gpuload.record import EpochRecord
+
+
+class Wiring:
+    """An engine and what it was made for: another epoch with the same plan reuses it."""
+
+    def __init__(self, loader: Any, plan: LoaderPlan, bad: BadSamples):
+        assert plan.understood is not None and plan.augment is not None
+        self.plan = plan
+        self._made_for = _identity(loader)
+        device = resolve(loader.device)
+        remote: list[RangeReader] = []
+
+        def reader(urls: Any) -> RangeReader:
+            made = reader_for(urls)
+            if not isinstance(made, LocalReader):
+                remote.append(made)
+            return made
+
+        source = plan.understood.open_source(reader)
+        rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+        threads = plan.threads
+        decoder = _decoder(plan, threads=max(1, threads), rows=rows)
+        loose = ImagePool(rows=1, keep=0)
+
+        def tensor(dtype: str, height: int, width: int) -> Any:
+            memory = loose.take(TensorSpec((3, height, width), dtype), 1)
+            return type(memory)(memory.array[0], memory.tensor[0])
+
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
+        self.depth = loader.depth
+        work = Work(
+            source=source,
+            augment=plan.augment,
+            decoder=decoder,
+            device=make_device(device, rows=rows, keep=self.depth + 2, pinned=pinned),
+            spec=plan.spec,
+            collate=DirectCollate(source)
+            if plan.spec is not None
+            else SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
+            tensor=tensor,
+            on_error=loader.on_error,
+            bad=bad,
+            meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
+        )
+        fetchers = (REMOTE_FETCH_THREADS if remote else LOCAL_FETCH_THREADS) if source.concurrent else 1
+
+        def close() -> None:
+            decoder.close()
+            source.close()
+
+        self.device = device
+        self.engine = Engine(work, threads=threads, fetch_threads=fetchers, prepare=_one_thread, close=close)
+
+    def serves(self, loader: Any, plan: LoaderPlan) -> bool:
+        """Whether an epoch of `loader` under `plan` can run on this engine."""
+        mine = self.plan
+        return (
+            not self.engine.forked
+            and self._made_for == _identity(loader)
+            and (mine.spec, mine.decoder, mine.threads) == (plan.spec, plan.decoder, plan.threads)
+            and mine.augment is not None
+            and plan.augment is not None
+            and mine.augment.same_as(plan.augment)
+        )
+
+
+def _identity(loader: Any) -> tuple[Any, ...]:
+    """What else, beside the plan, an engine is made of. Held strongly, so that no id is used twice."""
+    dataset = loader.dataset
+    return (_Same(dataset), _Same(loader.collate_fn), loader.device, loader.on_error, loader.depth, loader.pin_memory)
+
+
+class _Same:
+    """Equal to another only where both hold the same object."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _decoder(plan: LoaderPlan, *, threads: int, rows: int) -> Decoder:
+    assert plan.augment is not None
+    pillow = PillowDecoder(plan.augment.resampling, plan.augment.resize)
+    if plan.decoder == "pillow":
+        return pillow
+    from gpuload.decode.dali import DaliDecoder
+
+    return DaliDecoder(
+        threads=threads,
+        resampling=plan.augment.resampling,
+        output_size=plan.augment.output_size,
+        max_rows=rows,
+        fallback=pillow,
+    )
+
+
+def _one_thread() -> None:
+    """torch's per-sample operations stay in the thread that runs them: parallel are the samples. Thread-local."""
+    torch.set_num_threads(1)
+
+
+class AcceleratedIterator(_BaseDataLoaderIter):
+    """One epoch, or with persistent_workers one after another."""
+
+    def __init__(self, loader: Any, wiring: Wiring):
+        super().__init__(loader)
+        if loader.explicit_inline and self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        self._pid = os.getpid()
+        self._wiring, self._in_order = wiring, loader.in_order
+        self._channels_last = loader.memory_format is torch.channels_last and wiring.plan.spec is None
+        self._given_seed, self._resets = loader.seed, 0
+        sampler = loader.sampler
+        self._world = (sampler.num_replicas, sampler.rank) if isinstance(sampler, DistributedSampler) else (1, 0)
+        # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
+        self._ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
+        self._lazy = not loader.num_workers  # then torch asks the sampler for nothing before the first next()
+        if loader.explicit_inline:
+            self._ahead = 1
+        self._begin(loader)
+        if not self._lazy:
+            self._reset(loader, first_iter=True)
+
+    def _begin(self, loader: Any) -> None:
+        self._epoch = loader.epoch if self._given_seed is not None else self._resets
+        self._number = self._position = 0
+        self._primed = False
+        self._flow = self._wiring.engine.start(epoch=self._epoch, depth=self._wiring.depth, in_order=self._in_order)
+        self._end = weakref.finalize(self, _cancel, self._flow, self._pid)
+        self._end.atexit = False
+        self.record = EpochRecord(loader.bad_samples, self._wiring.device, self._epoch, self._wiring.engine, self._flow)
+        loader.begin_record(self.record)
+        self._progress = _progress(loader)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        super()._reset(loader, first_iter)
+        if not first_iter:
+            self._check_process()
+            self.close()
+            self._resets += 1
+            self._begin(loader)
+        self._prime()
+
+    def _prime(self) -> None:
+        self._primed = True
+        for _ in range(self._ahead):
+            self._pull()
+
+    def _pull(self) -> None:
+        try:
+            index = self._next_index()
+        except StopIteration:
+            return
+        ids = _ids(index if self._auto_collation else [index])
+        world, rank = self._world
+        positions = (self._position + np.arange(len(ids))) * world + rank
+        self._position += len(ids)
+        seed = self._given_seed if self._given_seed is not None else self._base_seed
+        keys = sample_keys(seed=seed, epoch=self._epoch, positions=positions)
+        self._flow.put(BatchPlan(self._number, ids, positions, keys, single=not self._auto_collation))
+        self._number += 1
+
+    def _next_data(self) -> Any:
+        self._check_process()
+        asked_at = perf_counter()
+        if not self._primed:
+            self._prime()
+        elif self._flow.outstanding == 0:
+            self._pull()  # as torch without workers: after its end, or an error in it, the sampler is asked again
+        while self._flow.outstanding:
+            try:
+                finished = self._flow.take(self._timeout or None)
+            except WaitTimeoutError:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            if self._ahead > 1 or finished.empty:
+                self._pull()
+            if finished.error is not None:
+                raise finished.error
+            if finished.empty:
+                continue
+            batch = self._wiring.engine.work.device.hand_over(finished.sent)
+            if self._channels_last:
+                batch = map_leaves(_to_channels_last, batch)
+            self.record.consumer.received(asked_at, finished.images)
+            if self._progress is not None:
+                self._progress.update(self.record.stats())
+            return batch
+        if self._progress is not None:
+            self._progress.close()
+        raise StopIteration
+
+    def close(self) -> None:
+        """Drop what has been prepared. Idempotent; called when the iterator is collected."""
+        self._end()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise EpochCancelledError(
+                "this iterator was made before a fork, and its threads are the parent's; make one here: iter(loader)"
+            )
+
+
+def _cancel(flow: Any, pid: int) -> None:
+    if pid == os.getpid():  # in a forked child the flow's lock may be held for ever, and there is nothing to stop
+        flow.cancel()
+
+
+def _ids(index: Any) -> np.ndarray:
+    try:
+        return np.fromiter((operator.index(i) for i in index), np.int64)
+    except TypeError as error:
+        raise ConfigError(
+            f"the sampler gave {index!r}; the accelerated path needs integer indices: pass accelerate=False for others"
+        ) from error
+
+
+def _to_channels_last(leaf: Any) -> Any:
+    if isinstance(leaf, torch.Tensor) and leaf.dim() == 4:
+        return leaf.contiguous(memory_format=torch.channels_last)
+    return leaf
+
+
+def _progress(loader: Any) -> Any:
+    if not loader.progress:
+        return None
+    from gpuload.report.progress import ProgressLine
+
+    try:
+        total = len(loader)
+    except TypeError:  # a sampler without a length
+        total = None
+    return ProgressLine(total, sys.stderr)

@@ -1,0 +1,58 @@
+"""F. Decoded pixels into the batch's memory, or into finished samples where something runs per sample.
+
+Owns the two ways in which a row ends: stored by the fused kernel, or handed through the user's own operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from gpuload.augment.plan import AugmentPlan
+from gpuload.core.batch import DecodedRows
+from gpuload.kernels.pointwise import lookup_store
+
+
+def store_rows(plan: AugmentPlan, decoded: DecodedRows, out: np.ndarray) -> None:
+    """Flip, look up and store each good row. out: (n, 3, H, W), the whole batch's memory, any strides."""
+    assert plan.table is not None
+    for place, row in enumerate(decoded.rows):
+        image = decoded.images[place]
+        if image is not None:
+            geometry = decoded.geometry[place]
+            lookup_store(image, plan.table, geometry["flip_h"].item(), geometry["flip_v"].item(), out[row])
+
+
+def finish_rows(
+    plan: AugmentPlan, decoded: DecodedRows, keys: np.ndarray, tensor: Callable[[str, int, int], Any]
+) -> dict[int, Any]:
+    """Row -> the finished image of each good row; what the user's operations raise goes to decoded.failures.
+
+    keys: uint32 (n, 4), the batch's. tensor: (dtype, height, width) -> core memory with `.array` (3, h, w) to fill
+    and `.tensor` over it.
+    """
+    finished: dict[int, Any] = {}
+    for place, row in enumerate(decoded.rows):
+        image = decoded.images[place]
+        if image is None:
+            continue
+        flip_h, flip_v = decoded.geometry[place]["flip_h"].item(), decoded.geometry[place]["flip_v"].item()
+        try:
+            if plan.table is None:
+                value = _pil(image[:: -1 if flip_v else 1, :: -1 if flip_h else 1])
+            else:
+                memory = tensor(plan.dtype, image.shape[0], image.shape[1])
+                lookup_store(image, plan.table, flip_h, flip_v, memory.array)
+                value = memory.tensor
+            finished[row] = value if plan.rest is None else plan.rest(value, keys[row])
+        except Exception as error:  # the user's code may raise anything; it is named, not lost
+            decoded.failures[row] = error
+    return finished
+
+
+def _pil(image: np.ndarray) -> Any:
+    from PIL import Image
+
+    return Image.fromarray(np.ascontiguousarray(image))

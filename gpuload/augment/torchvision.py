@@ -1,0 +1,337 @@
+"""torchvision's transforms read into an AugmentPlan: by exact type and attributes, v1 and v2, never by guessing.
+
+Owns the reading, the table behind the pointwise operations (made by running the user's own operations on all 256
+values, so that it is bit for bit what they give), and the per-sample rest with its keyed randomness. What a class
+that is not known here does, and all that follows it, runs as the user wrote it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+from gpuload.augment import ops
+from gpuload.augment.plan import AugmentPlan
+from gpuload.core.errors import GpuloadError
+from gpuload.core.geometry import Resampling
+
+
+class NotUnderstoodError(GpuloadError):
+    """The transform needs torch's own path; the message says why."""
+
+
+def read_transform(transform: Any, *, dtype: torch.dtype | None = None) -> AugmentPlan:
+    """The plan of a transform from a PIL RGB image to a tensor. dtype: cast the finished image to it.
+
+    Raises NotUnderstoodError where the transform needs the PIL image before anything that is known here.
+    """
+    if transform is None:
+        raise NotUnderstoodError("there is no transform that makes tensors of the images")
+    reading = _Reading()
+    chain = list(_flatten(transform))
+    rest: list[Any] = []
+    for number, op in enumerate(chain):
+        if not reading.take(op):
+            rest = chain[number:]
+            break
+    if rest and not reading.geometry and not reading.pointwise:
+        raise NotUnderstoodError(
+            f"the transform starts with {_name(rest[0])}, which needs the decoded PIL image before any operation "
+            "that gpuload carries out itself"
+        )
+    return _plan(reading, rest, dtype)
+
+
+@dataclass
+class _Reading:
+    """The known prefix so far. stage: "pil", "uint8" (a tensor of bytes) or "values" (anything pointwise after)."""
+
+    geometry: list[ops.GeometryOp] = field(default_factory=list)
+    pointwise: list[Any] = field(default_factory=list)
+    stage: str = "pil"
+    resampling: Resampling = Resampling()
+    resized: bool = False
+    flipped: bool = False
+    cropped: bool = False
+    fill: tuple[int, int, int] = (0, 0, 0)
+
+    def take(self, op: Any) -> bool:
+        """Add `op` to the prefix, or answer False: it, and what follows it, runs per sample."""
+        reader = _readers().get(type(op))
+        if reader is None or "forward" in vars(op) or getattr(op, "_forward_hooks", None) or _pre_hooks(op):
+            return False
+        return reader(self, op)
+
+    def geometry_op(self, op: ops.GeometryOp) -> bool:
+        flip = isinstance(op, (ops.RandomHorizontalFlip, ops.RandomVerticalFlip))
+        if self.stage == "values" and not flip:  # only mirroring commutes with whatever has been done to the values
+            return False
+        if isinstance(op, (ops.RandomResizedCrop, ops.Resize)):
+            if self.resized or self.flipped or (self.cropped and isinstance(op, ops.RandomResizedCrop)):
+                return False
+            self.resized, self.cropped = True, False
+        elif not flip:
+            if self.cropped:
+                return False
+            self.cropped = True
+        self.flipped |= flip
+        self.geometry.append(op)
+        return True
+
+    def resamples(self, op: ops.GeometryOp, source: Any) -> bool:
+        value = getattr(source.interpolation, "value", source.interpolation)
+        tensor = self.stage == "uint8"
+        if value not in (_TENSOR_MODES if tensor else _PIL_MODES) or not self.geometry_op(op):
+            return False
+        antialias = True if not tensor else bool(source.antialias)
+        domain = "pil" if not tensor else "tensor" if ".v2." in type(source).__module__ else "tensor-v1"
+        self.resampling = Resampling(value, antialias, domain, self.fill)
+        return True
+
+
+_PIL_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
+_TENSOR_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+
+
+def _read_resized_crop(reading: _Reading, op: Any) -> bool:
+    (height, width), scale, ratio = op.size, op.scale, op.ratio
+    if not (0 < scale[0] <= scale[1] and 0 < ratio[0] <= ratio[1]):
+        return False
+    return reading.resamples(ops.RandomResizedCrop(int(height), int(width), tuple(scale), tuple(ratio)), op)
+
+
+def _read_resize(reading: _Reading, op: Any) -> bool:
+    size = [op.size] if isinstance(op.size, int) else list(op.size) if op.size is not None else []
+    if len(size) == 2:
+        return op.max_size is None and reading.resamples(ops.Resize(height=size[0], width=size[1]), op)
+    shorter = size[0] if size else None
+    if shorter is not None and op.max_size is not None and op.max_size <= shorter:
+        return False  # torchvision raises when it is called: let it
+    return reading.resamples(ops.Resize(shorter=shorter, max_size=op.max_size), op)
+
+
+def _read_center_crop(reading: _Reading, op: Any) -> bool:
+    return reading.geometry_op(ops.CenterCrop(int(op.size[0]), int(op.size[1])))
+
+
+def _read_random_crop(reading: _Reading, op: Any) -> bool:
+    padding = op.padding if op.padding is not None else 0
+    if isinstance(padding, int):
+        left = top = right = bottom = padding
+    elif ".v2." in type(op).__module__:
+        left, right, top, bottom = padding  # as v2 keeps it
+    else:
+        left, top, right, bottom = padding if len(padding) == 4 else [padding[i % len(padding)] for i in (0, 1, 0, 1)]
+    fill = op.fill if isinstance(op.fill, (tuple, list)) else (op.fill,) * 3
+    pads = bool(op.pad_if_needed or left or top or right or bottom)
+    if pads and (op.padding_mode != "constant" or len(fill) != 3 or not all(type(v) is int for v in fill)):
+        return False
+    if min(left, top, right, bottom) < 0 or (pads and (reading.resized and reading.resampling.fill != fill)):
+        return False
+    crop = ops.RandomCrop(int(op.size[0]), int(op.size[1]), (left, top, right, bottom), bool(op.pad_if_needed))
+    if not reading.geometry_op(crop):
+        return False
+    if pads:
+        reading.fill = (fill[0], fill[1], fill[2])
+        reading.resampling = Resampling(fill=reading.fill)
+    return True
+
+
+def _read_flip(make: Callable[[float], ops.GeometryOp]) -> Callable[[_Reading, Any], bool]:
+    return lambda reading, op: reading.geometry_op(make(float(op.p)))
+
+
+def _read_to_tensor(reading: _Reading, op: Any) -> bool:
+    if reading.stage != "pil":
+        return False
+    reading.pointwise.append(op)
+    reading.stage = "values" if type(op).__name__ == "ToTensor" else "uint8"
+    return True
+
+
+def _read_pointwise(reading: _Reading, op: Any) -> bool:
+    if reading.stage == "pil":
+        return False
+    reading.pointwise.append(op)
+    reading.stage = "values"
+    return True
+
+
+def _read_identity(reading: _Reading, op: Any) -> bool:
+    return True
+
+
+def _read_to_pure_tensor(reading: _Reading, op: Any) -> bool:
+    if reading.stage != "pil":  # v2's leaves a PIL image alone
+        reading.pointwise.append(op)
+    return True
+
+
+_READERS: dict[type, Callable[[_Reading, Any], bool]] = {}
+
+
+def _readers() -> dict[type, Callable[[_Reading, Any], bool]]:
+    """Exact class -> how it is read. Built when first needed: torchvision is optional."""
+    if not _READERS:
+        import torchvision.transforms as v1
+        import torchvision.transforms.v2 as v2
+
+        table = {torch.nn.Identity: _read_identity, v2.Identity: _read_identity, v2.ToPureTensor: _read_to_pure_tensor}
+        for module in (v1, v2):
+            table |= {
+                module.RandomResizedCrop: _read_resized_crop,
+                module.Resize: _read_resize,
+                module.CenterCrop: _read_center_crop,
+                module.RandomCrop: _read_random_crop,
+                module.RandomHorizontalFlip: _read_flip(ops.RandomHorizontalFlip),
+                module.RandomVerticalFlip: _read_flip(ops.RandomVerticalFlip),
+                module.ToTensor: _read_to_tensor,
+                module.PILToTensor: _read_to_tensor,
+                module.ConvertImageDtype: _read_pointwise,
+                module.Normalize: _read_pointwise,
+            }
+        _READERS.update(table | {v2.ToImage: _read_to_tensor, v2.ToDtype: _read_pointwise})
+    return _READERS
+
+
+def _pre_hooks(op: Any) -> bool:
+    return bool(getattr(op, "_forward_pre_hooks", None))
+
+
+def _flatten(transform: Any) -> Iterator[Any]:
+    import torchvision.transforms as v1
+    import torchvision.transforms.v2 as v2
+
+    if type(transform) in (v1.Compose, v2.Compose) and "forward" not in vars(transform):
+        for op in transform.transforms:
+            yield from _flatten(op)
+    else:
+        yield transform
+
+
+def _name(op: Any) -> str:
+    return getattr(op, "__name__", type(op).__name__)
+
+
+def _plan(reading: _Reading, rest: Sequence[Any], dtype: torch.dtype | None) -> AugmentPlan:
+    probe = _probe(reading.pointwise) if reading.pointwise else None
+    notes: list[str] = []
+    if probe is None and not rest:
+        raise NotUnderstoodError("the transform leaves PIL images, of which torch makes no batch")
+    if probe is not None and not rest and dtype is not None:
+        probe = probe.to(dtype)
+    if rest:
+        notes.append(
+            f"{', '.join(map(_name, rest))}: run as given, one sample at a time, in the loader's threads; torch's "
+            "random draws there are keyed by sample; draws from Python's or NumPy's global generators are not"
+        )
+    return AugmentPlan(
+        geometry=tuple(reading.geometry),
+        resampling=reading.resampling,
+        resize=_tensor_resize(reading.resampling) if reading.resampling.domain != "pil" else None,
+        pointwise=tuple(_name(op) for op in reading.pointwise),
+        table=None if probe is None else _bits(probe),
+        dtype="uint8" if probe is None else str(probe.dtype).removeprefix("torch."),
+        rest=_Rest(tuple(rest), None if probe is None else type(probe), dtype) if rest else None,
+        rest_names=tuple(map(_name, rest)),
+        notes=tuple(notes),
+    )
+
+
+def _probe(pointwise: Sequence[Any]) -> torch.Tensor:
+    """What the operations make of an image that holds every byte value once in every channel: (3, 1, 256)."""
+    from PIL import Image
+
+    value: Any = Image.fromarray(np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2))
+    for op in pointwise:
+        value = op(value)
+    if tuple(value.shape) != (3, 1, 256):
+        names = ", ".join(map(_name, pointwise))
+        raise NotUnderstoodError(f"{names} gave shape {tuple(value.shape)} for a 1 x 256 image")
+    return value
+
+
+def _bits(values: torch.Tensor) -> np.ndarray:
+    """(3, 256) NumPy table; 16-bit floats as their bit patterns."""
+    table = values.reshape(3, 256).as_subclass(torch.Tensor).contiguous()
+    if table.dtype in (torch.float16, torch.bfloat16):
+        return table.view(torch.int16).numpy().view(np.uint16).copy()
+    if table.dtype not in (torch.uint8, torch.float32, torch.float64):
+        raise NotUnderstoodError(f"images of type {table.dtype} are made by torch's path only")
+    return table.numpy().copy()
+
+
+def _tensor_resize(resampling: Resampling) -> Callable[[np.ndarray, tuple[int, int]], np.ndarray]:
+    import torchvision.transforms.functional as v1
+    import torchvision.transforms.v2.functional as v2
+
+    resize: Any = v2.resize if resampling.domain == "tensor" else v1.resize
+    mode = v1.InterpolationMode(resampling.interpolation)
+
+    def resized(image: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        tensor = torch.from_numpy(image).permute(2, 0, 1)
+        out = resize(tensor, [size[1], size[0]], interpolation=mode, antialias=resampling.antialias)
+        return out.permute(1, 2, 0).numpy()
+
+    return resized
+
+
+@dataclass(frozen=True)
+class _Rest:
+    """The user's own operations on one sample. `kind`: the tensor class they are given, None for a PIL image."""
+
+    ops: tuple[Any, ...]
+    kind: type | None
+    dtype: torch.dtype | None
+
+    def __call__(self, image: Any, key: np.ndarray) -> Any:
+        """The finished sample's image. image: PIL image or tensor; key: uint32 (4,), the sample's random key."""
+        if self.kind is not None and self.kind is not torch.Tensor:
+            image = self.kind(image)
+        with KeyedRandom(key):
+            for op in self.ops:
+                image = op(image)
+        return image.to(self.dtype) if self.dtype is not None and isinstance(image, torch.Tensor) else image
+
+
+_DRAWING = {
+    torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial,
+    torch.poisson, torch._sample_dirichlet, torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_,
+    torch.Tensor.exponential_, torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial,
+    torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.Tensor.log_normal_,
+}  # fmt: skip
+_LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+_LOCAL = threading.local()
+
+
+class KeyedRandom(TorchFunctionMode):
+    """Within it, torch's random functions draw from a generator of the sample's own, in this thread only.
+
+    So per-sample operations are reproducible whatever thread runs them, and never touch the training
+    script's global generator. key: uint32 (4,).
+    """
+
+    def __init__(self, key: np.ndarray):
+        super().__init__()
+        generator = getattr(_LOCAL, "generator", None)
+        if generator is None:
+            generator = _LOCAL.generator = torch.Generator()
+        generator.manual_seed(int(key[0]) | int(key[1]) << 32)
+        self.generator = generator
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if kwargs.get("generator") is None:
+            if func in _DRAWING:
+                kwargs = {**kwargs, "generator": self.generator}
+            elif func in _LIKE:
+                like = args[0]
+                given = {"dtype": like.dtype, "device": like.device, **kwargs, "generator": self.generator}
+                return _LIKE[func](like.shape, **given)
+        return func(*args, **kwargs)

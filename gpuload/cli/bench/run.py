@@ -1,0 +1,186 @@
+"""A comparison from start to finish: pixels first, then interleaved rounds, then one `Row` a loader.
+
+Owns the order of things and who is left out. Figures come from measure.py, processes from process.py; nothing here
+draws or prints: `tell` is handed each sentence about what goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+
+from gpuload.cli.bench import measure, subjects
+from gpuload.cli.bench.measure import Epoch, Spread, spread
+from gpuload.cli.bench.process import LoaderProcess, LoaderProcessError
+from gpuload.cli.bench.training import Training
+from gpuload.core.errors import GpuloadError
+
+PIXEL_BOUND = 1.5
+"""Levels of 255, mean over the images compared. Decoders and resizers of good faith differ by up to ~1 (another IDCT,
+another rounding); a wrong order, crop, channel or range costs 20 and more."""
+
+CHECKED_IMAGES = 32
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is to be compared, and how. step_s: None sizes the timed step by `appetite` (see measure.step_s)."""
+
+    setting: subjects.Setting
+    names: Sequence[str]
+    transform: str = "train"
+    rounds: int = 5
+    round_s: float = 3.0
+    step_s: float | None = None
+    appetite: float = 1.3
+    training: Mapping[str, object] | None = None
+    """Train a model with each loader after the rounds; arguments of training.train. None: do not."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One loader's result. reason: why it was not timed, "" where it was. figures: by the JSON line's keys."""
+
+    name: str
+    reason: str = ""
+    pixel_difference: float | None = None
+    worst_pixel_difference: float | None = None
+    cold_start_s: float | None = None
+    plan: str = ""
+    figures: Mapping[str, Spread] = field(default_factory=dict)
+    stepped: Epoch | None = None
+    """The last round's epoch under the timed step."""
+    training: Training | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """All rows, and what was fixed for all of them."""
+
+    comparison: Comparison
+    samples: int
+    round_images: int
+    step_s: float
+    rows: Sequence[Row]
+
+
+class _Entrant:
+    """One loader on its way through the comparison."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.reason = name, subjects.absent(name)
+        self.process: LoaderProcess | None = None
+        self.pixels: tuple[float | None, float | None] = (None, None)
+        self.cold_start_s: float | None = None
+        self.plan = ""
+        self.rounds: list[dict[str, float]] = []
+        self.stepped: Epoch | None = None
+        self.training: Training | None = None
+
+    def row(self, per_round: Sequence[Mapping[str, float]]) -> Row:
+        figures = {key: spread(each[key] for each in per_round) for key in (per_round[0] if per_round else ())}
+        return Row(
+            self.name, self.reason, *self.pixels, self.cold_start_s, self.plan, figures, self.stepped, self.training
+        )  # fmt: skip
+
+
+def compare(comparison: Comparison, tell: Callable[[str], None]) -> Outcome:
+    """Runs it all. Raises GpuloadError where torch's own loader, the baseline, cannot be measured."""
+    entrants = [_Entrant(name) for name in comparison.names]
+    try:
+        return _compare(comparison, entrants, tell)
+    finally:
+        for entrant in entrants:
+            if entrant.process is not None:
+                entrant.process.close()
+
+
+def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[str], None]) -> Outcome:
+    setting = comparison.setting
+    workers = max(1, setting.workers)
+    probe = (4 * workers + 4) * setting.batch_size
+    rate, samples = 0.0, 0
+    for entrant in (e for e in entrants if not e.reason):
+        tell(f"{entrant.name}: starting its process, comparing its pixels with Pillow's")
+        try:
+            entrant.process = LoaderProcess(entrant.name)
+            opened = entrant.process.ask(
+                "open", name=entrant.name, setting=asdict(setting), spawned_s=entrant.process.spawned_s,
+                transform=comparison.transform, images=probe,
+            )  # fmt: skip
+            entrant.cold_start_s, entrant.plan = opened["cold_start_s"], opened["plan"]
+            entrant.reason = _pixels_wrong(entrant, entrant.process.ask("check", images=CHECKED_IMAGES))
+        except LoaderProcessError as error:
+            entrant.reason = str(error)
+        if entrant.name == subjects.BASELINE:
+            if entrant.reason:
+                raise GpuloadError(f"torch's loader, the baseline, cannot be measured on this data: {entrant.reason}")
+            rate, samples = measure.images_per_s(Epoch(**opened["epoch"]), workers=workers), opened["images"]
+
+    images = measure.round_images(rate, batch_size=setting.batch_size, workers=workers, round_s=comparison.round_s)
+    step_s = comparison.step_s
+    if step_s is None:
+        step_s = measure.step_s(rate, batch_size=setting.batch_size, appetite=comparison.appetite)
+    running = [e for e in entrants if not e.reason]
+    for entrant in running:
+        _ask(entrant, "build", images=images)
+    by_name = {e.name: e for e in running}
+    for number, order in enumerate(measure.rotations([e.name for e in running], comparison.rounds)):
+        tell(f"round {number + 1} of {comparison.rounds}: {', '.join(order)}")
+        for name in order:
+            answer = _ask(by_name[name], "round", watch=True, step_s=step_s)
+            if answer is not None:
+                by_name[name].rounds.append(_figures(answer, by_name[name], workers))
+                by_name[name].stepped = Epoch(**answer["stepped"])
+    if comparison.training is not None:
+        for entrant in running:
+            tell(f"training with {entrant.name}")
+            trained = _ask(entrant, "train", **comparison.training)
+            entrant.training = None if trained is None else Training(**trained)
+    base = by_name[subjects.BASELINE]
+    if base.reason:
+        raise GpuloadError(f"torch's loader, the baseline, failed while being measured: {base.reason}")
+    return Outcome(comparison, samples, images, step_s, [_row(entrant, base) for entrant in entrants])
+
+
+def _ask(entrant: _Entrant, what: str, **arguments: object) -> dict | None:
+    """The answer, or None from a loader that has failed, now or before."""
+    if entrant.reason or entrant.process is None:
+        return None
+    try:
+        return entrant.process.ask(what, **arguments)  # type: ignore[arg-type]
+    except LoaderProcessError as error:
+        entrant.reason = str(error)
+        return None
+
+
+def _pixels_wrong(entrant: _Entrant, check: Mapping[str, float]) -> str:
+    entrant.pixels = (check["mean"], check["worst"])
+    if check["wrong_labels"]:
+        return f"not timed: {check['wrong_labels']} of {check['images']} labels differ from a plain reader's"
+    if not check["mean"] <= PIXEL_BOUND:
+        return f"not timed: pixels are off by {check['mean']:.2f} of 255 on average; the bound is {PIXEL_BOUND}"
+    return ""
+
+
+def _figures(answer: dict, entrant: _Entrant, workers: int) -> dict[str, float]:
+    alone, stepped = Epoch(**answer["alone"]), Epoch(**answer["stepped"])
+    assert entrant.process is not None
+    return {
+        "images_per_s": measure.images_per_s(alone, workers=workers),
+        "first_batch_s": measure.first_batch_s(alone),
+        "epoch_boundary_s": measure.boundary_s(alone, stepped),
+        "starved_pct": 100 * measure.starved(stepped, workers=workers),
+        "cpu_s_per_1000": 1000 * answer["cpu_s"] / sum(alone.images),
+        "peak_rss_mb": entrant.process.peak_bytes / 1e6,
+    }
+
+
+def _row(entrant: _Entrant, base: _Entrant) -> Row:
+    if entrant.reason:
+        return entrant.row([])
+    ratios = [
+        {**mine, "ratio_to_torch": mine["images_per_s"] / torch["images_per_s"]}
+        for mine, torch in zip(entrant.rounds, base.rounds, strict=True)
+    ]
+    return entrant.row(ratios)

@@ -1,0 +1,171 @@
+"""The loaders that are compared, and how each is built on the same samples with the same transform.
+
+Owns names, what is needed to run each, and the construction; every one is what its users would write. A batch is
+(float32 images (N, 3, H, W) normalised with ImageNet's mean and deviation, labels), on the device that was asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpuload.cli.bench.data import DataKind, pil_rgb, read_plainly
+from gpuload.core.errors import ConfigError
+
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One row of the table. family: what `--against` calls it; "gpuload" rows are chosen by `--decoder`."""
+
+    name: str
+    family: str
+    what: str
+    needs_dali: bool = False
+
+
+SUBJECTS = {
+    subject.name: subject
+    for subject in (
+        Subject("torch", "torch", "torch's DataLoader, torchvision on Pillow, worker processes"),
+        Subject("torch-v2", "torch-v2", "torch's DataLoader, torchvision.io.decode_image and v2 on tensors"),
+        Subject("gpuload-pillow", "gpuload", 'gpuload.DataLoader(decoder="pillow")'),
+        Subject("gpuload-dali", "gpuload", 'gpuload.DataLoader(decoder="dali")', needs_dali=True),
+        Subject("gpuload-fallback", "gpuload", "gpuload.DataLoader(accelerate=False): torch's path"),
+        Subject("dali", "dali", "DALI's own pipeline", needs_dali=True),
+        Subject("gpuload", "gpuload", "gpuload.DataLoader with its defaults"),
+    )
+}
+BASELINE = "torch"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all loaders of one run share. workers: processes for torch, threads for the others. size: output pixels."""
+
+    data: DataKind
+    device: str
+    workers: int
+    batch_size: int
+    size: int = 224
+    seed: int = 0
+    shared_dataset: bool = False
+    """torch reads gpuload's ShardDataset too, so that the import is the only difference (the demo)."""
+
+
+def chosen(against: Sequence[str], decoders: Sequence[str]) -> list[str]:
+    """Names of the rows for `--against` and `--decoder`, in the table's order; torch's own is always there."""
+    peers = {"torch", "torch-v2", "dali"}
+    ours = {"pillow", "dali", "fallback", "auto"}
+    for option, given, known in (("--against", against, peers), ("--decoder", decoders, ours)):
+        for name in given:
+            if name not in known:
+                raise ConfigError(f"{option} {name}: not known; choose from {', '.join(sorted(known))}")
+    named = {"gpuload" if name == "auto" else f"gpuload-{name}" for name in decoders}
+    return [name for name in SUBJECTS if name == BASELINE or name in against or name in named]
+
+
+def absent(name: str) -> str:
+    """Why this loader cannot run here, "" where it can."""
+    if SUBJECTS[name].needs_dali and importlib.util.find_spec("nvidia.dali") is None:
+        return "absent: pip install 'gpuload[dali]'"
+    return ""
+
+
+def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int], shuffle: bool) -> Any:
+    """The loader, whose epoch is the samples `indices` (repeats allowed). transform: "train" or "eval"."""
+    if name == "dali":
+        from gpuload.cli.bench.dali_peer import DaliLoader
+
+        return DaliLoader(setting, transform=transform, indices=indices, shuffle=shuffle)
+    from torch.utils.data import Subset
+
+    dataset = Subset(_dataset(name, setting, transform), list(indices))
+    shared: dict[str, Any] = {
+        "batch_size": setting.batch_size,
+        "shuffle": shuffle,
+        "num_workers": setting.workers,
+        "persistent_workers": setting.workers > 0,
+        "pin_memory": setting.device == "cuda",
+    }
+    if name in ("torch", "torch-v2"):
+        from torch.utils.data import DataLoader
+
+        loader: Any = DataLoader(dataset, **shared)
+        return OnDevice(loader) if setting.device == "cuda" else loader
+    from gpuload import DataLoader as GpuloadDataLoader
+
+    decoder = {"gpuload-pillow": "pillow", "gpuload-dali": "dali"}.get(name, "auto")
+    if name == "gpuload-fallback":
+        loader = GpuloadDataLoader(dataset, **shared, device=setting.device, accelerate=False)
+        return OnDevice(loader) if setting.device == "cuda" else loader
+    return GpuloadDataLoader(dataset, **shared, device=setting.device, decoder=decoder, accelerate="require")
+
+
+def labels(setting: Setting) -> list[int]:
+    """The label of every image, found as a plain script would; their number is the data set's size."""
+    return read_plainly(setting.data, lambda image: image, lambda data: data).labels
+
+
+def _dataset(name: str, setting: Setting, transform: str) -> Any:
+    ours = name.startswith("gpuload") and name != "gpuload-fallback"
+    if name == "torch-v2":
+        return read_plainly(setting.data, tensor_transform(transform, setting.size), _decode_tensor)
+    pil = pil_transform(transform, setting.size)
+    if setting.data.kind == "classes":
+        from torchvision.datasets import ImageFolder
+
+        return ImageFolder(setting.data.where, transform=pil)
+    if ours or setting.shared_dataset:
+        from gpuload import ShardDataset
+
+        where = list(setting.data.shards) if setting.data.kind == "tar" else setting.data.where
+        return ShardDataset(where, transform=pil)
+    return read_plainly(setting.data, pil, pil_rgb)
+
+
+def pil_transform(kind: str, size: int) -> Any:
+    """The transform that ImageNet scripts use, for Pillow images."""
+    from torchvision import transforms as t
+
+    geometry = (
+        [t.RandomResizedCrop(size), t.RandomHorizontalFlip()]
+        if kind == "train"
+        else [t.Resize(size * 256 // 224), t.CenterCrop(size)]
+    )
+    return t.Compose([*geometry, t.ToTensor(), t.Normalize(MEAN, STD)])
+
+
+def tensor_transform(kind: str, size: int) -> Any:
+    """The same on uint8 tensors, by torchvision v2."""
+    import torch
+    from torchvision.transforms import v2
+
+    geometry = (
+        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
+        if kind == "train"
+        else [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
+    )
+    return v2.Compose([*geometry, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
+
+
+def _decode_tensor(data: bytes) -> Any:
+    import torch
+    from torchvision.io import ImageReadMode, decode_image
+
+    return decode_image(torch.frombuffer(bytearray(data), dtype=torch.uint8), mode=ImageReadMode.RGB)
+
+
+class OnDevice:
+    """A host loader whose batches are copied to the GPU as training scripts do it: pinned, non_blocking."""
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+
+    def __iter__(self) -> Iterator[Any]:
+        for images, labels in self.loader:
+            yield images.to("cuda", non_blocking=True), labels.to("cuda", non_blocking=True)

@@ -1,0 +1,76 @@
+"""G. Images and columns to the batch that torch's DataLoader would have made, or to the user's collate_fn.
+
+Owns the two ways: built directly where torch's default_collate would stack and convert, with the same structure,
+types and values; else finished samples, one list, handed to whatever collate_fn the user gave.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data._utils.pin_memory import pin_memory
+from torch.utils.data.dataloader import default_collate
+
+from gpuload.augment.torchvision import KeyedRandom
+from gpuload.core.batch import BatchPlan, EncodedBatch
+from gpuload.core.protocols import Source
+from gpuload.core.structure import fill
+
+
+class DirectCollate:
+    """default_collate without samples: the images are stacked already, columns are converted whole."""
+
+    def __init__(self, source: Source):
+        self._source = source
+
+    def __call__(self, images: Any, encoded: EncodedBatch, keep: np.ndarray, plan: BatchPlan) -> Any:
+        columns = [_column(column, keep) for column in encoded.columns]
+        return fill(_listed(self._source.slots), images, columns)
+
+
+class SampleCollate:
+    """Finished samples to the user's collate_fn, one batch at a time; its torch draws are keyed by batch.
+
+    pin_memory: pin what it returns, as torch does, for the accelerator of this name.
+    """
+
+    def __init__(self, source: Source, collate_fn: Callable[[Any], Any], pinned_for: str | None):
+        self._source, self._collate_fn, self._pinned_for = source, collate_fn, pinned_for
+        self._one_at_a_time = threading.Lock()
+
+    def __call__(self, images: Any, encoded: EncodedBatch, keep: np.ndarray, plan: BatchPlan) -> Any:
+        columns = [_values(column, keep) for column in encoded.columns]
+        samples = [
+            fill(self._source.slots, image, [column[place] for column in columns]) for place, image in enumerate(images)
+        ]
+        with self._one_at_a_time, KeyedRandom(plan.keys[0] if len(plan) else np.zeros(4, np.uint32)):
+            batch = self._collate_fn(samples[0] if plan.single else samples)
+        return pin_memory(batch, self._pinned_for) if self._pinned_for is not None else batch
+
+
+def _column(column: Any, keep: np.ndarray) -> Any:
+    if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
+        return torch.from_numpy(column[keep])
+    return default_collate(_values(column, keep))
+
+
+def _values(column: Any, keep: np.ndarray) -> list[Any]:
+    values = column.tolist() if isinstance(column, np.ndarray) else column
+    return [values[row] for row in keep.tolist()]
+
+
+def _listed(slots: Any) -> Any:
+    """The slots with plain tuples as lists, which is what default_collate makes of them; named tuples stay."""
+    if isinstance(slots, Mapping):
+        made = {key: _listed(value) for key, value in slots.items()}
+        return made if type(slots) is dict else type(slots)(made)  # type: ignore[call-arg]
+    if not isinstance(slots, (tuple, list)):
+        return slots
+    parts = [_listed(value) for value in slots]
+    if hasattr(slots, "_fields"):
+        return type(slots)(*parts)
+    return parts if type(slots) is tuple else type(slots)(parts)

@@ -1,0 +1,91 @@
+"""One batch on its way: what was decided about it (BatchPlan), its bytes (EncodedBatch), its pixels (DecodedRows).
+
+Owns the values that stages hand to each other, lettered as in docs/design.md. No stage keeps one after
+passing it on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """Shape and element type of one image in the batch. shape: (C, H, W); dtype: torch's name, e.g. "float32"."""
+
+    shape: tuple[int, int, int]
+    dtype: str
+    channels_last: bool = False
+
+
+@dataclass(frozen=True)
+class BatchPlan:
+    """B. What batch `number` of an epoch holds.
+
+    ids: int64 (n,), dataset indices in the batch's order. positions: int64 (n,), their places in the
+    epoch's order over all ranks. keys: uint32 (n, 4), the counter-based random key of each sample.
+    single: the "batch" is one sample of a loader without automatic batching (`batch_size=None`).
+    """
+
+    number: int
+    ids: np.ndarray
+    positions: np.ndarray
+    keys: np.ndarray
+    single: bool = False
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass
+class EncodedBatch:
+    """D. The encoded bytes of a batch: one flat buffer.
+
+    data: uint8 (total,). offsets, lengths: int64 (n,), where each sample lies in `data`.
+    columns: the samples' other fields, one entry a leaf of the sample's structure: an array (n,) or a list of n.
+    failures: row -> the error for samples that could not be read; their length is 0.
+    """
+
+    data: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+    columns: tuple[Any, ...] = ()
+    failures: dict[int, BaseException] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    def encoded(self, row: int) -> np.ndarray:
+        """The bytes of sample `row`: uint8 (length,), a view."""
+        start = self.offsets[row]
+        return self.data[start : start + self.lengths[row]]
+
+
+def join_encoded(
+    parts: Sequence[Any], columns: tuple[Any, ...] = (), failures: dict[int, BaseException] | None = None
+) -> EncodedBatch:
+    """An EncodedBatch of separate buffers (bytes, memoryview, uint8 arrays); a failed row's part is empty."""
+    views = [np.frombuffer(part, np.uint8) for part in parts]
+    lengths = np.array([v.size for v in views], np.int64)
+    ends = np.cumsum(lengths)
+    data = np.concatenate(views) if views else np.empty(0, np.uint8)
+    return EncodedBatch(data, ends - lengths, lengths, columns, failures or {})
+
+
+@dataclass
+class DecodedRows:
+    """E. Pixels of some rows of a batch, geometry applied except for the flips.
+
+    rows: the rows of the batch. images: for each, uint8 (h, w, 3), any strides, or None where it failed.
+    geometry: GEOMETRY (len(rows),). failures: row -> error. decoders: how many images each decoder took.
+    """
+
+    rows: range
+    images: list[np.ndarray | None]
+    geometry: np.ndarray
+    failures: dict[int, BaseException] = field(default_factory=dict)
+    decoders: dict[str, int] = field(default_factory=dict)

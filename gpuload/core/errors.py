@@ -1,0 +1,86 @@
+"""Every error that gpuload raises: what was wrong, where (shard, sample), and what to do.
+
+Owns the classes and their wording. A foreign error is wrapped once, where it is met, with `from`;
+the wrapper is also an instance of the foreign error's class, so that `except OSError` written for
+torch's loader still catches what it caught there.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+
+class GpuloadError(Exception):
+    """Base of all errors that gpuload raises on its own account."""
+
+
+class ConfigError(GpuloadError, ValueError):
+    """An argument, or a combination of arguments, that cannot be carried out."""
+
+
+class MissingDependencyError(GpuloadError, ImportError):
+    """An optional package is needed for what was asked; the message names the extra that installs it."""
+
+
+class NotAcceleratedError(GpuloadError, RuntimeError):
+    """`accelerate="require"` was asked for a loader that would take torch's path; the message says why."""
+
+
+class EpochCancelledError(GpuloadError, RuntimeError):
+    """A batch was asked of an iterator whose work was cancelled (closed, or inherited over a fork)."""
+
+
+class ShardError(GpuloadError):
+    """A shard cannot be read or is not what it should be.
+
+    Attributes: `url` (the shard), `problem` (what was wrong), `cure` (what to do).
+    """
+
+    def __init__(self, url: str, problem: str, cure: str = ""):
+        self.url, self.problem, self.cure = url, problem, cure
+        super().__init__(f"shard {url}: {problem}" + (f". {cure}" if cure else ""))
+
+    def __reduce__(self):
+        return (ShardError, (self.url, self.problem, self.cure))
+
+
+class SampleError(GpuloadError):
+    """One sample cannot be delivered.
+
+    Attributes: `shard` (file or URL), `sample` (dataset index), `key` (its name inside the shard,
+    or ""), `problem` (what was wrong), `kind` (short name under which it is counted).
+    """
+
+    CURE = 'Repair or remove it, or pass on_error="skip" or "replace" to go on without it'
+
+    def __init__(self, shard: str, sample: int, key: str, problem: str, kind: str = "SampleError"):
+        self.shard, self.sample, self.key, self.problem, self.kind = shard, int(sample), key, problem, kind
+        where = f"sample {sample}" + (f" ({key})" if key and key != shard else "") + f" in {shard}"
+        super().__init__(f"{where}: {problem}. {self.CURE}")
+
+    def __str__(self) -> str:  # a foreign class in the bases (OSError, KeyError) would format args its own way
+        return self.args[0] if self.args else self.problem
+
+    def __reduce__(self):
+        return (SampleError, (self.shard, self.sample, self.key, self.problem, self.kind))
+
+
+def sample_error(shard: str, sample: int, key: str, cause: BaseException) -> SampleError:
+    """The `SampleError` for `cause`, also an instance of `type(cause)` where Python's layouts allow it."""
+    cls = _also_a(type(cause))
+    name = type(cause).__name__
+    text = str(cause) or name
+    problem = text if name in text or isinstance(cause, GpuloadError) else f"{name}: {text}"
+    return cls(shard, sample, key, problem, name)
+
+
+@lru_cache(maxsize=256)
+def _also_a(cause: type[BaseException]) -> type[SampleError]:
+    if issubclass(cause, SampleError) or not issubclass(cause, Exception):
+        return SampleError
+    try:
+        combined = type(f"SampleError[{cause.__name__}]", (SampleError, cause), {})
+        combined("shard", 0, "", "probe")
+    except TypeError:  # incompatible layouts or a constructor of its own: the plain class still names everything
+        return SampleError
+    return combined

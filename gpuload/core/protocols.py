@@ -1,0 +1,74 @@
+"""Contracts between layers: who calls, on which thread, in which order, who owns the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from gpuload.core.batch import DecodedRows, EncodedBatch
+
+Resolve = Callable[[Sequence[int], np.ndarray, np.ndarray], np.ndarray]
+"""(rows of the batch, widths, heights) -> GEOMETRY (len(rows),). Pure: any thread, any number of times.
+
+Raises ValueError where one of these images cannot have what the transform asks (a crop larger than it)."""
+
+
+class Source(Protocol):
+    """An understood data set. Called from one thread at a time unless a method says otherwise.
+
+    `slots` describes the sample: it is what `__getitem__` returns with the image replaced by
+    `core.structure.IMAGE` and each other leaf by its column number (see core/structure.py).
+    """
+
+    slots: Any
+
+    def __len__(self) -> int: ...
+
+    def name(self, sample: int) -> tuple[str, str]:
+        """(shard URL or file, key inside it) for messages. Any thread."""
+        ...
+
+    def fetch(self, ids: np.ndarray) -> EncodedBatch:
+        """Bytes and columns of these samples. Raises nothing that concerns one sample: that goes to `failures`.
+
+        Called on fetch threads, several at once if `concurrent` is true.
+        """
+        ...
+
+    concurrent: bool
+
+    def close(self) -> None:
+        """Free files and threads. No call follows."""
+        ...
+
+
+class RangeReader(Protocol):
+    """Reads byte ranges of files (fetch/reader.py). Thread-safe; bounded; `close()` ends its threads and files."""
+
+    def read(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:
+        """refs: SAMPLE_REF (n,). Returns data, offsets, lengths, failures; no columns."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class Decoder(Protocol):
+    """E. Encoded bytes to pixels, geometry applied except for the flips. Thread-safe.
+
+    `rows_per_task`: how many rows of a batch one call should take (None: whole batches).
+    `callers`: how many threads should call at once, given the number of decode threads asked for.
+    `close()` frees what it holds; no call follows. A new object works after a fork.
+    """
+
+    name: str
+    rows_per_task: int | None
+
+    def callers(self, threads: int) -> int: ...
+
+    def decode(self, encoded: EncodedBatch, rows: range, resolve: Resolve) -> DecodedRows:
+        """Never raises for a bad image: it is None in `images` and named in `failures`."""
+        ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,369 @@
+"""ShardDataset: JPEGs in folders or shards, local or behind a URL, as a map-style data set of torch.
+
+Owns the user's view of a data set: which fields a sample has, what a label is, and the bulk access by which the
+loader reads whole batches without a Python object a sample. Where samples lie is `shards/`'s, reading is `fetch/`'s.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import operator
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torch.utils.data import Dataset
+
+from gpuload.core.errors import ConfigError, ShardError, sample_error
+from gpuload.core.protocols import RangeReader
+from gpuload.core.refs import SAMPLE_REF
+from gpuload.core.structure import IMAGE, Column, EncodedImage, fill
+from gpuload.fetch.reader import reader_for
+from gpuload.shards.catalog import Catalog, open_catalog
+from gpuload.shards.table import NO_LABEL, Finding
+
+Urls = str | os.PathLike | Iterable
+BLOCK = 1024
+"""Samples whose members are read at once when labels are taken from them."""
+
+
+class ShardDataset(Dataset):
+    """Images and their fields, by number, from a folder or from tar shards.
+
+    urls: a folder, a shard, a glob or brace pattern ("train-{000..099}.tar"), a URL that fsspec opens, or a list.
+    format: "auto", "folder" (class folders as for ImageFolder, or loose images) or "tar" (WebDataset).
+    transform: called with the RGB PIL image. fields: None for `(image, label)`; names for a tuple in that order; a
+    mapping {"pixel_values": "image", "labels": "label"} for a dict. Names are "image" (once), "label", "key", or a
+    member's extension: json becomes its Python value, txt a str, cls an int, anything else bytes. label: None for the
+    class folder or the `.cls` member; else the extension that holds an integer ("txt", or "json:field" for a field of
+    it), a function of the key, or a sequence of integers, one a sample. on_error: "raise", or "skip" to use what is
+    whole of damaged shards: `findings` says what was left out. storage_options: for fsspec.
+
+    Samples are numbered in the order of the shards and as they stand in each, in folders as ImageFolder numbers them.
+    Raises ConfigError and ShardError when it is made, SampleError when a sample is read.
+
+    >>> dataset = ShardDataset("train-{000..099}.tar", transform=ToTensor())
+    >>> image, label = dataset[0]
+    """
+
+    encoded_thread_safe = True
+
+    def __init__(
+        self,
+        urls: Urls,
+        format: str = "auto",
+        transform: Callable[[Image.Image], Any] | None = None,
+        fields: Sequence[str] | Mapping[str, str] | None = None,
+        label: str | Callable[[str], int] | Sequence[int] | None = None,
+        *,
+        on_error: str = "raise",
+        storage_options: Mapping[str, Any] | None = None,
+    ):
+        self.urls = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else [os.fspath(url) for url in urls]
+        self.format, self.transform, self.fields, self.label = format, transform, fields, label
+        self.on_error, self.storage_options = on_error, dict(storage_options or {})
+        self._reader: RangeReader | None = None
+        self._reader_pid = 0
+        self._reader_lock = threading.Lock()
+        self._names, self.slots = _slots(fields)
+        self._open(self._open_catalog())
+
+    # What it holds
+
+    def __len__(self) -> int:
+        return len(self._table)
+
+    @property
+    def files(self) -> Sequence[str]:
+        """Paths or URLs; `refs()["file"]` are rows of it."""
+        return self._table.files
+
+    @property
+    def labels(self) -> np.ndarray | None:
+        """int64 (n,), or None where samples have none."""
+        return self._labels
+
+    @property
+    def classes(self) -> list[str] | None:
+        """Class names by label: the class folders, or the `classes.json` beside packed shards; else None."""
+        return list(self._classes) if self._classes is not None else None
+
+    @property
+    def class_to_idx(self) -> dict[str, int] | None:
+        return {name: i for i, name in enumerate(self._classes)} if self._classes is not None else None
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What was left out and why, and notes about how the data was understood."""
+        return self._findings
+
+    @property
+    def members(self) -> tuple[str, ...]:
+        """The extensions that samples have beside their keys and labels, the images' own included."""
+        return tuple(self._table.members)
+
+    # One sample
+
+    def __getitem__(self, index: int) -> Any:
+        row = self._row(index)
+        shard, key = self.name(row)
+        try:
+            with Image.open(io.BytesIO(self._image_bytes(row))) as encoded:
+                image: Any = encoded.convert("RGB")
+        except Exception as error:  # whatever Pillow's plugins raise: it concerns this sample, and is named once
+            raise sample_error(shard, row, key, error) from error
+        if self.transform is not None:
+            image = self.transform(image)
+        return self._assemble(row, image)
+
+    def get_encoded(self, index: int) -> Any:
+        """The sample with `EncodedImage(bytes)` in its image's place; no transform. Any thread."""
+        row = self._row(index)
+        try:
+            data = self._image_bytes(row)
+        except OSError as error:
+            shard, key = self.name(row)
+            raise sample_error(shard, row, key, error) from error
+        return self._assemble(row, EncodedImage(data))
+
+    def name(self, index: int) -> tuple[str, str]:
+        """(shard or file, key) of a sample, for messages."""
+        return self._table.files[int(self._table.images["file"][index])], self._table.keys[index]
+
+    # Many samples
+
+    def refs(self, ids: np.ndarray) -> np.ndarray:
+        """SAMPLE_REF (n,): where the images of these samples lie."""
+        return self._table.images[ids]
+
+    def columns(self, ids: np.ndarray, failures: dict[int, BaseException] | None = None) -> tuple[Any, ...]:
+        """The other fields of these samples, one entry a Column of `slots`: labels int64 (n,), else lists of n.
+
+        A row whose member cannot be read is None in its list and its error in `failures`; without `failures` it is
+        raised as a SampleError.
+        """
+        found: dict[int, BaseException] = {} if failures is None else failures
+        columns = tuple(self._column(name, ids, found) for name in self._names if name != "image")
+        if failures is None and found:
+            row = min(found)
+            shard, key = self.name(int(ids[row]))
+            raise sample_error(shard, int(ids[row]), key, found[row]) from found[row]
+        return columns
+
+    def member_refs(self, name: str, ids: np.ndarray) -> np.ndarray:
+        """SAMPLE_REF (n,): where the member with this extension lies; length -2 where a sample has none."""
+        refs = np.empty(len(ids), SAMPLE_REF)
+        refs["file"] = self._table.images["file"][ids]
+        member = self._table.members[name][ids]
+        refs["offset"], refs["length"] = member["offset"], member["length"]
+        return refs
+
+    def new_reader(self) -> RangeReader:
+        """A reader of `files`, the caller's to close. The data set has one of its own."""
+        urls = self.files if self._catalog.format == "tar" else self.files[:1]  # a folder's lie in one place
+        return reader_for(urls, storage_options=self.storage_options)
+
+    def close(self) -> None:
+        """Close files and threads; reading opens them again."""
+        with self._reader_lock:
+            reader, self._reader = self._reader, None
+        if reader is not None and self._reader_pid == os.getpid():
+            reader.close()
+
+    # Copies for other processes
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Shards: what they are called; their manifest is read again. Folders: the table too.
+
+        A folder is not listed again: that takes long, and it may have changed, so that numbers mean other samples.
+        """
+        state = {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
+        if self._catalog.format == "folder":
+            state["_catalog"] = self._catalog
+        state["_fingerprint"] = self._fingerprint()
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        fingerprint = state.pop("_fingerprint")
+        catalog = state.pop("_catalog", None)
+        self.__dict__.update(state)
+        self._reader, self._reader_pid, self._reader_lock = None, 0, threading.Lock()
+        self._names, self.slots = _slots(self.fields)  # IMAGE is told by identity
+        self._open(catalog if catalog is not None else self._open_catalog())
+        if self._fingerprint() != fingerprint:
+            cure = "Make the data set anew in the process that holds the old one"
+            raise ShardError(str(self.urls), "the shards changed since this data set was opened", cure)
+
+    def __repr__(self) -> str:
+        classes = f", {len(self._classes)} classes" if self._classes is not None else ""
+        losses = sum(not finding.note for finding in self._findings)
+        left_out = f", {losses} findings" if losses else ""
+        size = f"{len(self)} samples in {len(self.files)} files"
+        return f"ShardDataset({self.urls!r}, {self._catalog.format}: {size}{classes}{left_out})"
+
+    # Inside
+
+    def _open_catalog(self) -> Catalog:
+        return open_catalog(self.urls, format=self.format, on_error=self.on_error, options=self.storage_options)
+
+    def _open(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._table, self._classes, self._findings = catalog.table, catalog.classes, catalog.findings
+        self._require_members()
+        self._labels = self._find_labels()
+        if "label" in self._names:
+            self._require_labels()
+
+    def _require_members(self) -> None:
+        for name in self._names:
+            if name in ("image", "label", "key"):
+                continue
+            if name not in self._table.members:
+                known = ", ".join(["image", "label", "key", *self._table.members])
+                raise ConfigError(f"fields names {name!r}, and no sample has such a member. There are: {known}")
+            has = self._table.members[name]["length"] >= 0
+            self._leave_out(has, f"it has no .{name}, which fields asks for")
+
+    def _require_labels(self) -> None:
+        if self._labels is None:
+            cure = 'pass label= (an extension, a function of the key, a sequence), or fields=("image",) to go without'
+            raise ConfigError(f"samples of {self.urls} have no labels (no .cls member): {cure}")
+        has = self._labels != NO_LABEL
+        self._labels = self._labels[has] if self.on_error == "skip" else self._labels
+        self._leave_out(has, "it has no label that is an integer")
+
+    def _leave_out(self, keep: np.ndarray, problem: str) -> None:
+        """Samples that lack what was asked for: raised or, with on_error="skip", left out and reported."""
+        lacking = np.flatnonzero(~keep)
+        if not len(lacking):
+            return
+        cure = "Choose other fields or labels, or pass on_error='skip' to leave such samples out"
+        if self.on_error == "raise":
+            shard, key = self.name(int(lacking[0]))
+            more = f" (and {len(lacking) - 1} more samples)" if len(lacking) > 1 else ""
+            raise ShardError(shard, f"sample {key}: {problem}{more}", cure)
+        self._findings += tuple(Finding(*self.name(row), problem, cure) for row in lacking.tolist())
+        self._table = self._table.keep(keep)
+
+    def _find_labels(self) -> np.ndarray | None:
+        label, n = self.label, len(self._table)
+        if label is None or label == "cls":
+            labels = self._table.labels
+            return labels if (labels != NO_LABEL).any() else None
+        if isinstance(label, str):
+            return self._labels_from_member(label)
+        if callable(label):
+            return np.fromiter((operator.index(label(key)) for key in self._table.keys), np.int64, n)
+        labels = np.asarray(label)
+        if labels.shape != (n,) or labels.dtype.kind not in "iu":
+            raise ConfigError(
+                f"label= is a sequence of shape {labels.shape} and type {labels.dtype}, and there are {n} samples. "
+                "Pass one integer a sample"
+            )
+        return labels.astype(np.int64)
+
+    def _labels_from_member(self, label: str) -> np.ndarray:
+        name, _, entry = label.partition(":")
+        if name not in self._table.members:
+            known = ", ".join(self._table.members) or "none, as in every image folder"
+            raise ConfigError(f"label={label!r} names no member. There are: {known}")
+        labels = np.full(len(self._table), NO_LABEL, np.int64)
+        for start in range(0, len(labels), BLOCK):
+            ids = np.arange(start, min(start + BLOCK, len(labels)))
+            ids = ids[self._table.members[name]["length"][ids] >= 0]
+            unread: dict[int, BaseException] = {}
+            for row, value in zip(ids.tolist(), self._column(name, ids, unread), strict=True):
+                value = value.get(entry) if entry and isinstance(value, dict) else value
+                try:
+                    labels[row] = int(value)  # type: ignore[arg-type]
+                except (TypeError, ValueError, OverflowError):
+                    continue  # stays NO_LABEL: raised or left out with the others that have none
+        return labels
+
+    def _row(self, index: int) -> int:
+        row = operator.index(index)
+        if not -len(self) <= row < len(self):
+            raise IndexError(f"sample {row} of a data set of {len(self)}")
+        return row % len(self)
+
+    def _image_bytes(self, row: int) -> bytes:
+        encoded = self._open_reader().read(self.files, self._table.images[row : row + 1])
+        if encoded.failures:
+            raise encoded.failures[0]
+        if not encoded.lengths[0]:
+            raise OSError("the image has 0 bytes")
+        return encoded.encoded(0).tobytes()
+
+    def _assemble(self, row: int, image: Any) -> Any:
+        columns = self.columns(np.array([row]))
+        values = [int(column[0]) if isinstance(column, np.ndarray) else column[0] for column in columns]
+        return fill(self.slots, image, values)
+
+    def _column(self, name: str, ids: np.ndarray, failures: dict[int, BaseException]) -> Any:
+        if name == "label":
+            assert self._labels is not None
+            return self._labels[ids]
+        if name == "key":
+            return [self._table.keys[row] for row in ids.tolist()]
+        encoded = self._open_reader().read(self.files, self.member_refs(name, ids))
+        failures.update(encoded.failures)
+        values: list[Any] = []
+        for row in range(len(ids)):
+            value = None
+            if row not in failures:
+                try:
+                    value = parse_member(name, encoded.encoded(row).tobytes())
+                except ValueError as error:
+                    failures[row] = ValueError(f"its .{name} member is not valid: {error}")
+            values.append(value)
+        return values
+
+    def _open_reader(self) -> RangeReader:
+        if self._reader is None or self._reader_pid != os.getpid():
+            if self._reader_pid != os.getpid():  # forked: the lock may be held by a thread that is not here
+                self._reader_lock = threading.Lock()
+            with self._reader_lock:
+                if self._reader is None or self._reader_pid != os.getpid():
+                    self._reader = self.new_reader()
+                    self._reader_pid = os.getpid()
+        return self._reader
+
+    def _fingerprint(self) -> str:
+        state = hashlib.blake2b(digest_size=16)
+        for part in (self._table.images.tobytes(), self._table.keys.text, self._table.files.text):
+            state.update(part)
+        return state.hexdigest()
+
+
+_OPENED = {"_catalog", "_table", "_classes", "_findings", "_labels", "_names", "slots"}
+_NOT_PICKLED = _OPENED | {"_reader", "_reader_pid", "_reader_lock"}
+
+
+def parse_member(name: str, data: bytes) -> Any:
+    """A member's value by the last part of its extension. Raises ValueError where it is not what that says."""
+    kind = name.rpartition(".")[2]
+    if kind == "json":
+        return json.loads(data)
+    if kind == "txt":
+        return data.decode()
+    if kind == "cls":
+        return int(data)
+    return data
+
+
+def _slots(fields: Sequence[str] | Mapping[str, str] | None) -> tuple[list[str], Any]:
+    """(field names in the order of leaves, slots). Raises ConfigError unless there is exactly one image."""
+    wanted: Any = ("image", "label") if fields is None else fields
+    if isinstance(wanted, str) or not isinstance(wanted, (Sequence, Mapping)):
+        raise ConfigError(f"fields={fields!r} is neither a sequence of names nor a mapping to them")
+    names = list(wanted.values()) if isinstance(wanted, Mapping) else list(wanted)
+    if not all(isinstance(name, str) for name in names) or names.count("image") != 1:
+        raise ConfigError(f'fields={fields!r} must name "image" exactly once, and nothing but strings')
+    numbers = iter(range(len(names)))
+    leaves = [IMAGE if name == "image" else Column(next(numbers)) for name in names]
+    return names, dict(zip(wanted, leaves, strict=True)) if isinstance(wanted, Mapping) else tuple(leaves)

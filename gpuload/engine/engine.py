@@ -1,0 +1,68 @@
+"""The engine of one loader: its thread pools and meters, and the epochs that run on them.
+
+Owns their lives: made at the first iteration, shared by all of the loader's iterators, closed when the last of
+loader and iterators is gone. After a fork the child makes its own.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Callable
+
+from gpuload.config import MAX_BYTES_AHEAD
+from gpuload.engine.flow import Flow, InlineFlow
+from gpuload.engine.threads import ThreadPool
+from gpuload.engine.work import Work
+
+
+class Engine:
+    """threads: decode threads, 0 for all work in the caller's. prepare: runs first in each decode thread.
+
+    close: frees what the work holds (files, decoder), after the threads have ended.
+    """
+
+    def __init__(
+        self, work: Work, *, threads: int, fetch_threads: int, prepare: Callable[[], None], close: Callable[[], None]
+    ):
+        self.work, self.threads, self.pid = work, threads, os.getpid()
+        pools: tuple[ThreadPool, ...] = ()
+        if threads:
+            callers = work.decoder.callers(threads)
+            work.meters.fetch.threads, work.meters.decode.threads = fetch_threads, callers
+            pools = (
+                ThreadPool("fetch", fetch_threads, meter=work.meters.fetch),
+                ThreadPool("decode", callers, meter=work.meters.decode, prepare=prepare),
+            )
+        self._pools = pools
+        self._finalizer = weakref.finalize(self, _close, pools, close, self.pid)
+
+    def start(self, *, epoch: int, depth: int, in_order: bool) -> Flow | InlineFlow:
+        """A flow for one epoch, with the meters at zero."""
+        for meter in self.work.meters.all():
+            meter.reset()
+        self.work.decoders.clear()
+        if not self._pools:
+            return InlineFlow(self.work, epoch)
+        fetchers, decoders = self._pools
+        return Flow(self.work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order)
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process inherited the engine from a parent: it has no threads here."""
+        return self.pid != os.getpid()
+
+    def close(self) -> None:
+        """Stop the threads and free what they used. Idempotent; within STOP_WAIT_S."""
+        self._finalizer()
+
+    def __repr__(self) -> str:
+        return f"Engine({', '.join(map(repr, self._pools)) or 'in the calling thread'})"
+
+
+def _close(pools: tuple[ThreadPool, ...], close: Callable[[], None], pid: int) -> None:
+    if pid != os.getpid():
+        return
+    for pool in pools:
+        pool.close()
+    close()

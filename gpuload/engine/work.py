@@ -1,0 +1,154 @@
+"""The stages' work without their threads: plan -> bytes -> pixels -> batch, each step a plain method.
+
+Owns what one batch goes through; knows nothing of queues, so the same steps run in the caller's thread
+(num_workers=0) and in pools. Which thread runs a step, and when, is `flow.py`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from gpuload.augment import params
+from gpuload.augment.plan import AugmentPlan
+from gpuload.augment.run import finish_rows, store_rows
+from gpuload.core.batch import BatchPlan, EncodedBatch, TensorSpec
+from gpuload.core.errors import SampleError, sample_error
+from gpuload.core.protocols import Decoder, Source
+from gpuload.engine.badsamples import BadSamples, rows_to_keep
+from gpuload.engine.stats import Meter
+
+
+@dataclass(frozen=True)
+class Finished:
+    """G. A batch on its way to the consumer: what `device.send` gave, or the error that stands in its place."""
+
+    number: int
+    images: int
+    sent: Any = None
+    error: BaseException | None = None
+    empty: bool = False  # every sample was left out: nothing is delivered
+
+
+@dataclass
+class Filling:
+    """A batch while it is decoded: its bytes, its memory, and what its rows have become so far."""
+
+    plan: BatchPlan
+    epoch: int
+    encoded: EncodedBatch
+    draws: tuple[np.ndarray, ...]
+    memory: Any = None  # device image memory on the fused path
+    finished: dict[int, Any] = field(default_factory=dict)  # row -> image on the per-sample path
+    failures: dict[int, BaseException] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Meters:
+    fetch: Meter
+    decode: Meter
+    finish: Meter
+
+    def all(self) -> tuple[Meter, ...]:
+        return (self.fetch, self.decode, self.finish)
+
+
+@dataclass(eq=False)
+class Work:
+    """Everything fixed for a loader's accelerated path. Thread-safe.
+
+    spec: the images' part of the batch on the fused path, None on the per-sample path.
+    collate: (images, encoded, keep, single) -> the batch on the host. tensor: memory for one image, per sample.
+    """
+
+    source: Source
+    augment: AugmentPlan
+    decoder: Decoder
+    device: Any
+    spec: TensorSpec | None
+    collate: Callable[[Any, EncodedBatch, np.ndarray, BatchPlan], Any]
+    tensor: Callable[[str, int, int], Any]
+    on_error: str
+    bad: BadSamples
+    meters: Meters
+    decoders: dict[str, int] = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
+
+    def fetch(self, plan: BatchPlan) -> EncodedBatch:
+        """D. The bytes of the batch."""
+        began = time.perf_counter()
+        encoded = self.source.fetch(plan.ids)
+        self.meters.fetch.add(items=len(plan), nbytes=encoded.data.nbytes, busy_s=time.perf_counter() - began)
+        return encoded
+
+    def fill(self, plan: BatchPlan, epoch: int, encoded: EncodedBatch) -> Filling:
+        """The batch's memory and random draws, before its rows are decoded."""
+        memory = self.device.image_memory(self.spec, len(plan)) if self.spec is not None else None
+        return Filling(plan, epoch, encoded, self.augment.draw(plan.keys), memory, {}, dict(encoded.failures))
+
+    def decode(self, filling: Filling, rows: range) -> None:
+        """E, F. These rows, from bytes to the batch's memory. Different rows at once: fine."""
+        began = time.perf_counter()
+
+        def resolve(wanted: Any, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
+            picked = np.asarray(wanted, np.int64)
+            return params.resolve(self.augment.geometry, [u[picked] for u in filling.draws], widths, heights)
+
+        decoded = self.decoder.decode(filling.encoded, rows, resolve)
+        if filling.memory is not None:
+            store_rows(self.augment, decoded, filling.memory.array)
+        else:
+            filling.finished.update(finish_rows(self.augment, decoded, filling.plan.keys, self.tensor))
+        filling.failures.update(decoded.failures)
+        with self._counting:
+            for name, count in decoded.decoders.items():
+                self.decoders[name] = self.decoders.get(name, 0) + count
+        nbytes = int(filling.encoded.lengths[rows.start : rows.stop].sum())
+        self.meters.decode.add(items=len(rows), nbytes=nbytes, busy_s=time.perf_counter() - began)
+
+    def finish(self, filling: Filling) -> Finished:
+        """G. All rows are there: apply the policy to bad ones, collate, send on its way."""
+        began = time.perf_counter()
+        plan = filling.plan
+        errors = self._named(filling)
+        for error in errors:
+            self.bad.add(error, epoch=filling.epoch, batch=plan.number, policy=self.on_error)
+        if errors and self.on_error == "raise":
+            return Finished(plan.number, 0, error=errors[0])
+        keep = rows_to_keep(len(plan), set(filling.failures), self.on_error)
+        if len(keep) == 0 and len(plan) > 0:
+            if self.on_error == "skip":
+                return Finished(plan.number, 0, empty=True)
+            return Finished(plan.number, 0, error=errors[0])  # replace: there is no good neighbour
+        sent = self.device.send(self.collate(self._images(filling, keep), filling.encoded, keep, plan))
+        self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
+        return Finished(plan.number, len(keep), sent)
+
+    def _images(self, filling: Filling, keep: np.ndarray) -> Any:
+        if filling.memory is None:
+            return [filling.finished[row] for row in keep.tolist()]
+        array = filling.memory.array
+        for place, row in enumerate(keep.tolist()):  # `skip` moves rows down, in order: each before it is overwritten
+            if place != row:
+                array[place] = array[row]
+        return filling.memory.tensor[: len(keep)]
+
+    def _named(self, filling: Filling) -> list[SampleError]:
+        named = []
+        for row in sorted(filling.failures):
+            cause = filling.failures[row]
+            sample = int(filling.plan.ids[row])
+            error = sample_error(*_where(self.source, sample), cause)
+            error.__cause__ = cause
+            named.append(error)
+        return named
+
+
+def _where(source: Source, sample: int) -> tuple[str, int, str]:
+    shard, key = source.name(sample)
+    return shard, sample, key

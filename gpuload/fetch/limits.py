@@ -1,0 +1,48 @@
+"""How much a reader may have open, in flight and unanswered: the one home of the readers' defaults.
+
+Owns the numbers and their reasons. Readers take them as keywords and decide nothing about them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+KIB, MIB = 1 << 10, 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalLimits:
+    """Knobs of LocalReader.
+
+    threads: callers' own thread included; more than one works only where files answer slowly (cold disks, network
+    mounts), where 8 requests in flight hide most of a millisecond's latency. max_open_files: far below the usual
+    limit of 1024 a process, of which the user's program wants most. gap_bytes: the tar headers, labels and JSON
+    between two neighbouring images; reading 16 KiB from the page cache costs less than another call. max_range_bytes:
+    a call that long is sequential to any disk, and short enough to be shared among threads.
+    """
+
+    threads: int = 8
+    max_open_files: int = 128
+    gap_bytes: int = 16 * KIB
+    max_range_bytes: int = 8 * MIB
+
+
+@dataclass(frozen=True)
+class RemoteLimits:
+    """Knobs of RemoteReader.
+
+    gap_bytes: a request costs 10 to 50 ms, in which an object store sends about this much. max_range_bytes: object
+    stores reach their bandwidth at 8 MiB a request. max_ranges, max_bytes: in flight over all callers. timeout_s:
+    one attempt. attempts, backoff_s: the wait doubles from backoff_s each time, with jitter, so that readers that
+    failed together do not come back together.
+    threads: for file systems without an asynchronous implementation.
+    """
+
+    gap_bytes: int = 256 * KIB
+    max_range_bytes: int = 8 * MIB
+    max_ranges: int = 64
+    max_bytes: int = 256 * MIB
+    timeout_s: float = 60.0
+    attempts: int = 4
+    backoff_s: float = 0.2
+    threads: int = 8

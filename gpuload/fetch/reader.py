@@ -1,0 +1,19 @@
+"""D. Which reader reads these files: the kernel's own calls for local paths, fsspec for every other URL."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gpuload.core.protocols import RangeReader
+from gpuload.fetch.local import LocalReader, is_local
+from gpuload.fetch.remote import RemoteReader
+
+__all__ = ["LocalReader", "RemoteReader", "is_local", "reader_for"]
+
+
+def reader_for(urls: Iterable[str], *, storage_options: Mapping[str, Any] | None = None) -> RangeReader:
+    """A reader for all of `urls`: local where every one is a path or a file:// URL."""
+    if all(is_local(url) for url in urls):
+        return LocalReader()
+    return RemoteReader(storage_options=storage_options)

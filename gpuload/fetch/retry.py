@@ -1,0 +1,46 @@
+"""Which errors of a remote read are worth another attempt, and after how long.
+
+Owns the classification and the waits: pure. Carrying them out is remote.py's.
+"""
+
+from __future__ import annotations
+
+import errno
+import random
+
+PERMANENT = (
+    FileNotFoundError,
+    PermissionError,
+    IsADirectoryError,
+    NotADirectoryError,
+    NotImplementedError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    LookupError,
+    ImportError,
+    AssertionError,
+)
+"""Answers that stay the same however often one asks, and errors of a program, its arguments or installation."""
+
+PERMANENT_ERRNO = frozenset({errno.EOPNOTSUPP, errno.ELOOP, errno.ENAMETOOLONG})
+
+RETRIED_STATUS = frozenset({408, 425, 429})
+"""HTTP's "not now" among the 4xx; the others are final."""
+
+
+def is_transient(error: BaseException) -> bool:
+    """Whether the same request may succeed a little later: time-outs, broken connections, 5xx, throttling."""
+    if isinstance(error, PERMANENT) or not isinstance(error, Exception):
+        return False
+    if isinstance(error, OSError) and error.errno in PERMANENT_ERRNO:
+        return False
+    status = getattr(error, "status", None)
+    if isinstance(status, int) and 400 <= status < 500:
+        return status in RETRIED_STATUS
+    return True
+
+
+def backoff_s(attempt: int, *, first_s: float) -> float:
+    """Seconds to wait after failed attempt number `attempt` (from 0): doubling, 50 to 100% of it by chance."""
+    return first_s * 2**attempt * random.uniform(0.5, 1.0)

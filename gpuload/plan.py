@@ -1,0 +1,128 @@
+"""What a loader will do and why, as a value: the decision between the two paths, made without doing anything.
+
+Owns that decision, the choice of decoder, and how both print (`loader.explain()`). Carrying it out is
+`accelerated.py`'s and torch's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils.data.dataloader import default_collate
+
+from gpuload.augment.plan import AugmentPlan
+from gpuload.augment.torchvision import NotUnderstoodError, read_transform
+from gpuload.core.batch import TensorSpec
+from gpuload.core.errors import ConfigError
+from gpuload.sources import Understood, understand
+
+
+@dataclass(frozen=True, eq=False)
+class LoaderPlan:
+    """How a loader's batches come about.
+
+    accelerated: gpuload's path, or torch's. reasons: why torch's, empty otherwise. steps: (step, where it
+    runs, what comes out), in order. notes: what is worth knowing. The rest is None on torch's path.
+    spec: the images of a batch where they are stored directly; None where samples are finished one by one.
+    """
+
+    accelerated: bool
+    reasons: tuple[str, ...] = ()
+    steps: tuple[tuple[str, str, str], ...] = ()
+    notes: tuple[str, ...] = ()
+    understood: Understood | None = None
+    augment: AugmentPlan | None = None
+    spec: TensorSpec | None = None
+    decoder: str = ""
+    threads: int = 0
+
+    def __str__(self) -> str:
+        head = "gpuload: accelerated" if self.accelerated else "gpuload: torch's own path, not accelerated"
+        lines = [head, *(f"  because {reason}" for reason in self.reasons)]
+        widths = [max((len(row[column]) for row in self.steps), default=0) for column in range(3)]
+        for number, row in enumerate(self.steps):
+            cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            lines.append(f"  {number + 1:2}  {cells}".rstrip())
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def plan_loader(loader: Any) -> LoaderPlan:
+    """The plan of a gpuload.DataLoader as it stands now. Opens no file and starts no thread."""
+    reasons = []
+    if loader.accelerate is False:
+        reasons.append("accelerate=False was given")
+    if loader.worker_init_fn is not None:
+        reasons.append("worker_init_fn was given, which asks for worker processes")
+    if loader.multiprocessing_context is not None:
+        reasons.append("multiprocessing_context was given, which asks for worker processes")
+    dtype = _known_dtype(loader.dtype)
+    try:
+        understood = understand(loader.dataset)
+        augment = read_transform(understood.transform, dtype=dtype)
+    except NotUnderstoodError as error:
+        reasons.append(str(error))
+    if reasons:
+        where = f"{int(loader.num_workers)} worker processes" if loader.num_workers else "the caller's process"
+        notes = ()
+        if not loader.num_workers and loader.accelerate is not False:
+            notes = ("num_workers is 0 or omitted: torch's path then does all work in the training loop's process",)
+        return LoaderPlan(False, tuple(reasons), (("dataset[i], collate_fn", where, ""),), notes)
+    return _accelerated(loader, understood, augment)
+
+
+def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> LoaderPlan:
+    direct = loader.batch_sampler is not None and loader.collate_fn is default_collate
+    spec = augment.tensor_spec(loader.memory_format is torch.channels_last) if direct else None
+    choice = choose_decoder(loader.decoder, single=loader.batch_sampler is None)
+    threads = loader.decode_threads
+    where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
+    steps = [
+        ("order", "the caller's thread", f"ids from {type(loader.batch_sampler or loader.sampler).__name__}"),
+        (f"read {understood.what}", "fetch threads" if threads else where, "encoded bytes"),
+        (f"decode ({choice.decoder})", where, "H x W x 3 uint8"),
+        *((name, where if kind == "fused" else f"{where}, per sample", shape) for name, kind, shape in augment.steps()),
+    ]
+    if spec is not None:
+        layout = "channels_last" if spec.channels_last else "contiguous"
+        shape = " x ".join(map(str, spec.shape))
+        steps.append(("store into the batch", f"{where}, fused", f"n x {shape} {spec.dtype}, {layout}"))
+    else:
+        steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))
+    steps.append(("hand over", "the caller's thread", f"on {loader.device}"))
+    return LoaderPlan(
+        True, (), tuple(steps), (*choice.why, *augment.notes), understood, augment, spec, choice.decoder, threads
+    )
+
+
+@dataclass(frozen=True)
+class _Choice:
+    decoder: str
+    why: tuple[str, ...]
+
+
+def choose_decoder(asked: str, *, single: bool) -> _Choice:
+    """Which decoder runs, and what to say of it. single: samples are delivered one by one."""
+    from gpuload.decode import dali
+
+    missing = dali.available()
+    if asked == "dali":
+        if missing is not None:
+            raise ConfigError(f"decoder='dali' was asked for, but {missing}")
+        return _Choice("dali", ())
+    if asked == "pillow":
+        return _Choice("pillow", ())
+    if single:
+        return _Choice("pillow", ("decoder: pillow, since DALI decodes whole batches and this loader has none",))
+    if missing is None:
+        return _Choice("dali", ("decoder: DALI, the fastest installed; decoder='pillow' gives Pillow's exact pixels",))
+    return _Choice("pillow", (f"decoder: pillow, since {missing}",))
+
+
+def _known_dtype(dtype: Any) -> torch.dtype | None:
+    if dtype is None or dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64):
+        return dtype
+    raise ConfigError(
+        f"dtype must be torch.uint8, .float16, .bfloat16, .float32, .float64 or None (as it comes), got {dtype!r}"
+    )

@@ -1,0 +1,1 @@
+"""A. Which samples, in which order: pure functions of (seed, epoch, length)."""

@@ -1,0 +1,121 @@
+"""Image folders: one subfolder a class, as torchvision's ImageFolder reads them, or loose images without classes.
+
+Owns the walk, the order and the labels: sample for sample ImageFolder's. Whole files are referenced, so that nothing
+is opened here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gpuload.core.errors import ShardError
+from gpuload.core.refs import whole_files
+from gpuload.shards.table import Finding, SampleTable, Strings, join
+from gpuload.shards.urls import Options, filesystem, is_local
+
+IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
+"""torchvision.datasets.folder.IMG_EXTENSIONS."""
+
+
+@dataclass(frozen=True)
+class Folder:
+    """table: its samples; label i is classes[i]. classes: None for loose images."""
+
+    table: SampleTable
+    classes: tuple[str, ...] | None
+    findings: tuple[Finding, ...] = ()
+
+
+def is_image(name: str) -> bool:
+    return name.lower().endswith(IMAGE_EXTENSIONS)
+
+
+def scan_folder(url: str, options: Options) -> Folder:
+    """The samples of one folder. Raises ShardError where it is missing, unreadable or holds no image."""
+    try:
+        tree = _local_tree(url) if is_local(url) else _remote_tree(url, options)
+    except OSError as error:
+        raise ShardError(url, f"the folder cannot be listed: {error}", "Check its path and permissions") from error
+    classes = sorted(name for name in tree if name)
+    loose = tree.get("", [])
+    if not any(tree.values()):
+        known = ", ".join(IMAGE_EXTENSIONS)
+        raise ShardError(url, f"no image in it (looked for {known})", "Name a folder of images, or of class folders")
+    if not any(tree[name] for name in classes):
+        note = Finding(url, "", f"no class folders: {len(loose)} loose images, all with label 0", note=True)
+        return Folder(_table(url, loose, np.zeros(len(loose), np.int64)), None, (note,))
+    findings = [
+        Finding(
+            os.path.join(url, name),
+            "",
+            "a class folder without an image",
+            f"Remove it, or pass on_error='skip' to keep {name!r} as a class without samples",
+        )
+        for name in classes
+        if not tree[name]
+    ]
+    if loose:
+        problem = f"{len(loose)} images outside of any class folder are left out, as ImageFolder does"
+        findings.append(Finding(url, "", problem, note=True))
+    paths = [path for name in classes for path in tree[name]]
+    labels = np.repeat(np.arange(len(classes)), [len(tree[name]) for name in classes]).astype(np.int64)
+    return Folder(_table(url, paths, labels), tuple(classes), tuple(findings))
+
+
+def join_folders(folders: Sequence[Folder]) -> Folder:
+    """Several folders as one data set: labels by the sorted names of all their classes.
+
+    Raises ShardError where some have class folders and others have not.
+    """
+    if len(folders) == 1:
+        return folders[0]
+    flat = [folder for folder in folders if folder.classes is None]
+    if flat and len(flat) < len(folders):
+        first = flat[0].findings[0].shard
+        raise ShardError(first, "it has no class folders, other folders of the list have", "Read them separately")
+    findings = tuple(finding for folder in folders for finding in folder.findings)
+    if flat:
+        return Folder(join([folder.table for folder in folders]), None, findings)
+    classes = sorted({name for folder in folders for name in folder.classes or ()})
+    tables = []
+    for folder in folders:
+        table = folder.table
+        renumbered = np.array([classes.index(name) for name in folder.classes or ()], np.int64)
+        tables.append(SampleTable(table.files, table.images, renumbered[table.labels], table.keys))
+    return Folder(join(tables), tuple(classes), findings)
+
+
+def _table(root: str, paths: list[str], labels: np.ndarray) -> SampleTable:
+    start = len(root.rstrip("/")) + 1
+    keys = Strings.of(os.path.splitext(path[start:])[0] for path in paths)
+    return SampleTable(Strings.of(paths), whole_files(np.arange(len(paths))), labels, keys)
+
+
+def _local_tree(url: str) -> dict[str, list[str]]:
+    """Class name -> its images in ImageFolder's order; "" -> the images that lie loose."""
+    with os.scandir(url) as entries:
+        found = [(entry.name, entry.is_dir()) for entry in entries]
+    tree = {"": sorted(os.path.join(url, name) for name, folder in found if not folder and is_image(name))}
+    for name, folder in found:
+        if folder:
+            walk = sorted((root, files) for root, _, files in os.walk(os.path.join(url, name), followlinks=True))
+            tree[name] = [os.path.join(root, file) for root, files in walk for file in sorted(files) if is_image(file)]
+    return tree
+
+
+def _remote_tree(url: str, options: Options) -> dict[str, list[str]]:
+    system, top = filesystem(url, options)
+    top = top.rstrip("/")
+    prefix = url.rstrip("/")
+    tree: dict[str, list[str]] = {"": []}
+    # A folder's own files come before those of its subfolders, and folders in the order of their paths.
+    relative = sorted((path[len(top) + 1 :].rpartition("/") for path in system.find(top)), key=lambda p: (p[0], p[2]))
+    for folder, slash, name in relative:
+        images = tree.setdefault(folder.split("/")[0], [])
+        if is_image(name):
+            images.append(f"{prefix}/{folder}{slash}{name}")
+    return tree

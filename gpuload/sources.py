@@ -1,0 +1,252 @@
+"""Which data sets the accelerated path understands, and how their samples are located.
+
+Owns the recognition (by identity of the methods that make samples, never by isinstance alone: a subclass that
+overrides one of them means something else) and one small Source a kind. What is not recognised runs torch's path.
+"""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch.utils.data import Dataset, IterableDataset, Subset
+
+from gpuload.augment.torchvision import NotUnderstoodError
+from gpuload.core.batch import EncodedBatch, join_encoded
+from gpuload.core.protocols import RangeReader, Source
+from gpuload.core.refs import whole_files
+from gpuload.core.structure import IMAGE, Column, take_apart
+from gpuload.dataset import ShardDataset
+
+ReaderFor = Callable[[Sequence[str]], RangeReader]
+
+
+@dataclass(frozen=True)
+class Understood:
+    """A data set that the accelerated path can run: what it is, its Source and its image transform.
+
+    open_source: makes the Source, given what makes readers of files.
+    """
+
+    what: str
+    transform: Any
+    open_source: Callable[[ReaderFor], Source]
+
+
+def understand(dataset: Dataset[Any]) -> Understood:
+    """How to read `dataset` without calling its `__getitem__`. Raises NotUnderstoodError that says why not."""
+    kind = type(dataset)
+    if isinstance(dataset, IterableDataset):
+        raise NotUnderstoodError(f"{kind.__name__} is an IterableDataset: only its own iterator knows its samples")
+    if kind is Subset:
+        inner = understand(dataset.dataset)  # type: ignore[attr-defined]
+        return Understood(
+            f"Subset of {inner.what}", inner.transform, lambda reader: SubsetSource(dataset, inner.open_source(reader))
+        )
+    if callable(getattr(dataset, "get_encoded", None)) and not isinstance(dataset, ShardDataset):
+        if not hasattr(dataset, "transform"):
+            raise NotUnderstoodError(f"{kind.__name__} has get_encoded but no `transform` to apply to its images")
+        return Understood(
+            f"{kind.__name__}, through get_encoded", dataset.transform, lambda reader: EncodedSource(dataset)
+        )
+    if isinstance(dataset, ShardDataset):
+        _same_methods(dataset, ShardDataset, ("__getitem__", "__len__", "get_encoded", "refs", "columns"))
+        return Understood(f"ShardDataset, {dataset!r}", dataset.transform, lambda reader: ShardSource(dataset, reader))
+    return _folder(dataset)
+
+
+def _folder(dataset: Dataset[Any]) -> Understood:
+    kind = type(dataset).__name__
+    folder = sys.modules.get("torchvision.datasets.folder")
+    if folder is None or not isinstance(dataset, folder.DatasetFolder):
+        raise NotUnderstoodError(
+            f"{kind} is not a data set that gpuload knows (torchvision's ImageFolder and DatasetFolder, their Subset, "
+            "gpuload.ShardDataset, or any with get_encoded)"
+        )
+    _same_methods(dataset, folder.DatasetFolder, ("__getitem__", "__len__"))
+    loader = dataset.loader
+    if loader is folder.default_loader:
+        import torchvision
+
+        if torchvision.get_image_backend() != "PIL":
+            raise NotUnderstoodError(f"torchvision's image backend is {torchvision.get_image_backend()}, not PIL")
+    elif loader is not folder.pil_loader:
+        raise NotUnderstoodError(f"{kind} loads its images with {getattr(loader, '__name__', loader)!r}")
+    return Understood(f"{kind} at {dataset.root}", dataset.transform, lambda reader: FolderSource(dataset, reader))
+
+
+def _same_methods(dataset: Any, base: type, names: Sequence[str]) -> None:
+    kind = type(dataset)
+    for name in names:
+        if getattr(kind, name) is not getattr(base, name) or name in vars(dataset):
+            raise NotUnderstoodError(f"{kind.__name__} overrides {base.__name__}.{name}")
+    if hasattr(kind, "__getitems__"):
+        raise NotUnderstoodError(f"{kind.__name__} defines __getitems__")
+
+
+class FolderSource:
+    """torchvision's ImageFolder and DatasetFolder: a file a sample. Looks at `samples` anew for each batch."""
+
+    concurrent = True
+    slots = (IMAGE, Column(0))
+
+    def __init__(self, dataset: Any, reader_for: ReaderFor):
+        self._dataset = dataset
+        self._reader = reader_for(("",))
+        self.concurrent = dataset.target_transform is None  # a user's method is called from one thread
+
+    def __len__(self) -> int:
+        return len(self._dataset.samples)
+
+    def name(self, sample: int) -> tuple[str, str]:
+        try:
+            return str(self._dataset.samples[sample][0]), ""
+        except IndexError:
+            return str(self._dataset.root), ""
+
+    def fetch(self, ids: np.ndarray) -> EncodedBatch:
+        failures: dict[int, BaseException] = {}
+        paths: list[str] = []
+        targets: list[Any] = []
+        for row, sample in enumerate(ids.tolist()):
+            try:
+                path, target = self._dataset.samples[sample]
+                if self._dataset.target_transform is not None:
+                    target = self._dataset.target_transform(target)
+            except Exception as error:  # out of range, or the user's method: this sample's error
+                failures[row] = error
+                path, target = "", None
+            paths.append(str(path))
+            targets.append(target)
+        encoded = self._reader.read(paths, whole_files(np.arange(len(paths))))
+        encoded.failures.update(failures)
+        encoded.columns = (_column(targets),)
+        return encoded
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class EncodedSource:
+    """Any map-style data set with `get_encoded`. One thread at a time unless it says `encoded_thread_safe = True`."""
+
+    def __init__(self, dataset: Any):
+        self._dataset = dataset
+        self.concurrent = bool(getattr(dataset, "encoded_thread_safe", False))
+        self.slots: Any = None
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def name(self, sample: int) -> tuple[str, str]:
+        return type(self._dataset).__name__, ""
+
+    def fetch(self, ids: np.ndarray) -> EncodedBatch:
+        failures: dict[int, BaseException] = {}
+        parts: list[Any] = []
+        rows: list[list[Any]] = []
+        for row, sample in enumerate(ids.tolist()):
+            try:
+                slots, image, fields = take_apart(self._dataset.get_encoded(sample))
+                if self.slots is None:
+                    self.slots = slots
+                if slots != self.slots:
+                    raise TypeError(f"get_encoded({sample}) has the structure {slots}, samples before it {self.slots}")
+                parts.append(image.data)
+                rows.append(fields)
+            except Exception as error:  # the user's method may raise anything: this sample's error
+                failures[row] = error
+                parts.append(b"")
+                rows.append([])
+        width = max((len(fields) for fields in rows), default=0)
+        columns = tuple([fields[k] if fields else None for fields in rows] for k in range(width))
+        return join_encoded(parts, columns, failures)
+
+    def close(self) -> None:
+        """Nothing of ours to free."""
+
+
+class ShardSource:
+    """gpuload.ShardDataset: ranges of shards, columns from its index."""
+
+    concurrent = True
+
+    def __init__(self, dataset: ShardDataset, reader_for: ReaderFor):
+        self._dataset = dataset
+        self._reader = reader_for(dataset.files)
+        self.slots = dataset.slots
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def name(self, sample: int) -> tuple[str, str]:
+        if not -len(self) <= sample < len(self):
+            return repr(self._dataset), ""
+        return self._dataset.name(sample)
+
+    def fetch(self, ids: np.ndarray) -> EncodedBatch:
+        length = len(self)
+        outside = (ids < -length) | (ids >= length)
+        safe = np.where(outside, 0, ids)
+        if length == 0:
+            empty = join_encoded([b""] * len(ids), ())
+            empty.failures.update({row: _out_of_range(ids[row], 0) for row in range(len(ids))})
+            return empty
+        safe = np.where(safe < 0, safe + length, safe)
+        encoded = self._reader.read(self._dataset.files, self._dataset.refs(safe))
+        encoded.columns = self._dataset.columns(safe)
+        encoded.failures.update({row: _out_of_range(ids[row], length) for row in np.flatnonzero(outside).tolist()})
+        return encoded
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+class SubsetSource:
+    """torch's Subset of a source: its ids are the inner data set's through `indices`."""
+
+    def __init__(self, subset: Any, inner: Source):
+        self._subset, self._inner = subset, inner
+        self.concurrent = inner.concurrent
+
+    @property
+    def slots(self) -> Any:
+        return self._inner.slots
+
+    def __len__(self) -> int:
+        return len(self._subset.indices)
+
+    def name(self, sample: int) -> tuple[str, str]:
+        try:
+            return self._inner.name(operator.index(self._subset.indices[sample]))
+        except IndexError:
+            return repr(type(self._subset).__name__), ""
+
+    def fetch(self, ids: np.ndarray) -> EncodedBatch:
+        failures: dict[int, BaseException] = {}
+        inner = np.zeros(len(ids), np.int64)
+        for row, sample in enumerate(ids.tolist()):
+            try:
+                inner[row] = operator.index(self._subset.indices[sample])
+            except (IndexError, TypeError) as error:
+                failures[row] = error
+        encoded = self._inner.fetch(inner)
+        encoded.failures.update(failures)
+        return encoded
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+def _column(values: list[Any]) -> Any:
+    if all(type(value) is int for value in values):
+        return np.array(values, np.int64)
+    return values
+
+
+def _out_of_range(sample: Any, length: int) -> IndexError:
+    return IndexError(f"index {int(sample)} is out of range for a data set of {length} samples")

@@ -1,0 +1,92 @@
+"""How a kernel becomes machine code for the CPU: compiled once for its signatures, kept on disk, never stale.
+
+Numba's own cache looks only at the file in which a function stands: it serves old machine code after a callee in
+another file was edited, and ignores the bounds-check switch. Here the cache directory's name is a hash of every
+kernel source, of Numba's, llvmlite's and NumPy's versions, the processor and the flags; where nothing is
+writable, kernels are compiled in memory. Owns that directory; leaves the kernels to their files.
+
+Compile before threads start: Numba imports a kernel's module while it unpickles, and a thread that waits for
+that import's lock would wait for a caller that waits for the thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import llvmlite
+import numba
+import numpy as np
+from llvmlite import binding as llvm
+from numba.core import caching
+
+
+@cache
+def cache_directory() -> Path:
+    """Where this version of the kernels keeps its machine code, for this processor and these versions."""
+    digest = hashlib.sha256()
+    for source in sorted(Path(__file__).parent.rglob("*.py")):
+        digest.update(source.name.encode() + source.read_bytes())
+    flags = (numba.config.BOUNDSCHECK, numba.config.OPT, numba.config.DEBUG, numba.config.ENABLE_AVX)
+    machine = (platform.machine(), llvm.get_host_cpu_name(), sorted(llvm.get_host_cpu_features().items()))
+    digest.update(repr((numba.__version__, llvmlite.__version__, np.__version__, flags, machine)).encode())
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return base / "gpuload" / "kernels" / digest.hexdigest()[:20]
+
+
+class _Locator(caching._CacheLocator):  # type: ignore[misc]
+    def __init__(self, function: Callable[..., Any]):
+        self._module = function.__module__.rsplit(".", 1)[-1]
+        self._line = function.__code__.co_firstlineno
+
+    @classmethod
+    def from_function(cls, py_func: Callable[..., Any], py_file: str) -> _Locator:
+        return cls(py_func)
+
+    def get_cache_path(self) -> str:
+        return str(cache_directory())
+
+    def get_source_stamp(self) -> str:
+        return cache_directory().name
+
+    def get_disambiguator(self) -> str:
+        return f"{self._module}-{self._line}"
+
+
+class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
+    _locator_classes = [_Locator]
+
+
+class _Cache(caching.FunctionCache):  # type: ignore[misc]
+    _impl_class = _Implementation
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except (OSError, EOFError, ValueError):  # unreadable or cut short by a crash: compile again
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        try:
+            super().save_overload(sig, data)
+        except OSError:  # a full or read-only cache directory costs time at the next start, nothing else
+            return
+
+
+def kernel(signatures: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
+    """Compile a function for the CPU, for exactly these signatures, releasing the GIL while it runs."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher._cache = _Cache(function)
+        for signature in signatures:
+            dispatcher.compile(signature)
+        dispatcher.disable_compile()
+        return dispatcher
+
+    return decorate
