@@ -25,6 +25,7 @@ from gpuload.core.errors import ConfigError, EpochCancelledError
 from gpuload.core.philox import sample_keys
 from gpuload.core.protocols import Decoder, RangeReader
 from gpuload.core.structure import map_leaves
+from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
 from gpuload.device.cuda import make_device, resolve
 from gpuload.device.host import ImagePool
@@ -57,7 +58,7 @@ class Wiring:
         source = plan.understood.open_source(reader)
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
         threads = plan.threads
-        decoder = _decoder(plan, threads=max(1, threads), rows=rows)
+        decoder = _decoder(plan, max(1, threads))
         loose = ImagePool(rows=1, keep=0)
 
         def tensor(dtype: str, height: int, width: int) -> Any:
@@ -121,20 +122,12 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _decoder(plan: LoaderPlan, *, threads: int, rows: int) -> Decoder:
+def _decoder(plan: LoaderPlan, threads: int) -> Decoder:
     assert plan.augment is not None
     pillow = PillowDecoder(plan.augment.resampling, plan.augment.resize)
     if plan.decoder == "pillow":
         return pillow
-    from gpuload.decode.dali import DaliDecoder
-
-    return DaliDecoder(
-        threads=threads,
-        resampling=plan.augment.resampling,
-        output_size=plan.augment.output_size,
-        max_rows=rows,
-        fallback=pillow,
-    )
+    return DaliDecoder(threads, plan.augment.resampling, pillow)
 
 
 def _one_thread() -> None:

@@ -16,6 +16,8 @@ from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.torchvision import NotUnderstoodError, read_transform
 from gpuload.core.batch import TensorSpec
 from gpuload.core.errors import ConfigError
+from gpuload.core.geometry import Resampling
+from gpuload.decode import dali
 from gpuload.sources import Understood, understand
 
 
@@ -75,7 +77,7 @@ def plan_loader(loader: Any) -> LoaderPlan:
 def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> LoaderPlan:
     direct = loader.batch_sampler is not None and loader.collate_fn is default_collate
     spec = augment.tensor_spec(loader.memory_format is torch.channels_last) if direct else None
-    choice = choose_decoder(loader.decoder, single=loader.batch_sampler is None)
+    choice = choose_decoder(loader.decoder, augment.resampling, single=loader.batch_sampler is None)
     threads = loader.decode_threads
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
     steps = [
@@ -102,22 +104,16 @@ class _Choice:
     why: tuple[str, ...]
 
 
-def choose_decoder(asked: str, *, single: bool) -> _Choice:
+def choose_decoder(asked: str, resampling: Resampling, *, single: bool) -> _Choice:
     """Which decoder runs, and what to say of it. single: samples are delivered one by one."""
-    from gpuload.decode import dali
-
-    missing = dali.available()
-    if asked == "dali":
-        if missing is not None:
-            raise ConfigError(f"decoder='dali' was asked for, but {missing}")
-        return _Choice("dali", ())
-    if asked == "pillow":
-        return _Choice("pillow", ())
+    if asked != "auto":
+        return _Choice(asked, ())
     if single:
-        return _Choice("pillow", ("decoder: pillow, since DALI decodes whole batches and this loader has none",))
-    if missing is None:
-        return _Choice("dali", ("decoder: DALI, the fastest installed; decoder='pillow' gives Pillow's exact pixels",))
-    return _Choice("pillow", (f"decoder: pillow, since {missing}",))
+        return _Choice("pillow", ("decoder: Pillow, since samples are delivered one by one, for which DALI is slow",))
+    reason = dali.available() or dali.unsupported(resampling)
+    if reason is not None:
+        return _Choice("pillow", (f"decoder: Pillow, since {reason}",))
+    return _Choice("dali", ("decoder: DALI, the fastest installed; decoder='pillow' gives Pillow's exact pixels",))
 
 
 def _known_dtype(dtype: Any) -> torch.dtype | None:

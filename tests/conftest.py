@@ -39,7 +39,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a `full` test may not skip: `make test-full` installs what such tests need, and a skip hides that it did not."""
+    """In CI a `full` test may not skip: `make test-full` installs what it needs, and a skip would hide that it did not."""
     report = yield
     if report.skipped and os.environ.get("CI") == "true" and item.get_closest_marker("full"):
         if not item.get_closest_marker("gpu") and not hasattr(report, "wasxfail"):

@@ -20,6 +20,7 @@ import gpuload
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = sysconfig.get_paths()["purelib"]
+KEPT = (".py", ".cu")
 PACKAGING = ("pyproject.toml", "README.md", "LICENSE", "gpuload", "kernels")
 
 
@@ -96,7 +97,8 @@ def from_checkout(request: pytest.FixtureRequest, elsewhere: Path) -> Installed:
 
 def from_wheel(request: pytest.FixtureRequest, elsewhere: Path) -> Installed:
     target = elsewhere / "site"
-    pip("install", "--quiet", "--no-deps", "--target", str(target), str(request.getfixturevalue("wheel")), cwd=elsewhere)
+    wheel = str(request.getfixturevalue("wheel"))
+    pip("install", "--quiet", "--no-deps", "--target", str(target), wheel, cwd=elsewhere)
     (target / "kernels").mkdir()  # PyPI has a popular package of that name: it must not be taken for ours
     (target / "kernels" / "__init__.py").write_text("raise SystemExit('the other package')")
     return Installed(
@@ -120,7 +122,7 @@ def from_editable(request: pytest.FixtureRequest, elsewhere: Path) -> Installed:
     return Installed(source / "gpuload", source / "kernels", lambda *a: run(python, *a, cwd=elsewhere, path=SITE))
 
 
-@pytest.fixture(scope="session", params=[from_checkout, from_wheel, from_editable], ids=["checkout", "wheel", "editable"])
+@pytest.fixture(scope="session", params=[from_checkout, from_wheel, from_editable], ids=lambda way: way.__name__)
 def installed(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Installed:
     return request.param(request, tmp_path_factory.mktemp("elsewhere"))
 
@@ -138,7 +140,7 @@ def test_the_package_and_its_kernels_are_found_where_they_belong(installed):
 
 
 def test_kernels_import_by_every_spelling_and_exist_once(installed):
-    """`from gpuload import kernels`, importlib, `python -m`, find_spec and a pickled function agree on one module."""
+    """`from gpuload import kernels`, importlib, find_spec, `python -m` and a pickle agree on one module."""
     name = next(p.stem for p in sorted((ROOT / "kernels").glob("[a-z]*.py")))
     found = installed.python(
         "-c",
@@ -153,6 +155,15 @@ def test_kernels_import_by_every_spelling_and_exist_once(installed):
     )
     assert Path(found.strip()) == installed.kernels / f"{name}.py"
     installed.python("-m", f"gpuload.kernels.{name}")
+    pickled = installed.python(
+        "-c",
+        f"import inspect, pickle\nfrom gpuload.kernels import {name} as module\n"
+        "own = [f for _, f in inspect.getmembers(module, inspect.isfunction) if f.__module__ == module.__name__]\n"
+        "print(pickle.dumps(own[0]).hex(), module.__name__)",
+    )
+    data, home = pickled.split()
+    loaded = f"import pickle; print(pickle.loads(bytes.fromhex('{data}')).__module__)"  # gpuload not yet imported there
+    assert installed.python("-c", loaded).strip() == home
 
 
 def test_nothing_else_of_the_checkout_becomes_part_of_the_package(installed):
@@ -174,12 +185,9 @@ def test_the_wheel_holds_both_trees_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     info = f"gpuload-{gpuload.__version__}.dist-info/"
     assert {name.split("/")[0] for name in names} == {"gpuload", info.rstrip("/")}
-    expected = {
-        *(p.relative_to(ROOT).as_posix() for p in (ROOT / "gpuload").rglob("*.py")),
-        *(f"gpuload/{p.relative_to(ROOT).as_posix()}" for p in (ROOT / "kernels").rglob("*") if p.suffix in (".py", ".cu")),
-        "gpuload/py.typed",
-    }
-    assert {name for name in names if not name.startswith(info)} == expected
+    sources = [p.relative_to(ROOT) for t in ("gpuload", "kernels") for p in (ROOT / t).rglob("*") if p.suffix in KEPT]
+    expected = {p.as_posix() if p.parts[0] == "gpuload" else f"gpuload/{p.as_posix()}" for p in sources}
+    assert {name for name in names if not name.startswith(info)} == expected | {"gpuload/py.typed"}
     assert f"{info}licenses/LICENSE" in names
 
 
@@ -187,10 +195,10 @@ def test_the_packages_listed_are_those_in_the_two_trees():
     """setuptools is told the list, since it cannot find `kernels/` by itself; this is what keeps the list whole."""
     text = (ROOT / "pyproject.toml").read_text()
     listed = text.split("packages = [")[1].split("]")[0].replace('"', "").replace(",", " ").split()
-    holding_python = {p.parent.relative_to(ROOT) for tree in ("gpuload", "kernels") for p in (ROOT / tree).rglob("*.py")}
-    missing = [str(folder) for folder in holding_python if not (ROOT / folder / "__init__.py").exists()]
+    folders = {p.parent.relative_to(ROOT) for tree in ("gpuload", "kernels") for p in (ROOT / tree).rglob("*.py")}
+    missing = [str(folder) for folder in folders if not (ROOT / folder / "__init__.py").exists()]
     assert not missing, f"folders without __init__.py: {missing}"
-    dotted = {".".join(folder.parts) for folder in holding_python}
+    dotted = {".".join(folder.parts) for folder in folders}
     assert sorted(listed) == sorted(f"gpuload.{d}" if d.split(".")[0] == "kernels" else d for d in dotted)
 
 
@@ -245,7 +253,8 @@ def test_every_extra_resolves_with_the_torch_it_is_for(wheel, tmp_path, extra, t
         *("install", "--dry-run", "--ignore-installed", "--quiet", "--report", str(report), torch, f"{wheel}[{extra}]"),
         cwd=tmp_path,
     )
-    chosen = {entry["metadata"]["name"].lower(): entry["metadata"]["version"] for entry in json.loads(report.read_text())["install"]}
+    metadata = [entry["metadata"] for entry in json.loads(report.read_text())["install"]]
+    chosen = {entry["name"].lower(): entry["version"] for entry in metadata}
     if extra.startswith("cuda"):
         major = int(extra[4:6])
         assert int(chosen["cuda-bindings"].split(".")[0]) == major

@@ -34,7 +34,7 @@ def choose(driver_cuda: int | None, torch_cuda: int | None, torch_installed: boo
     """The extra for this machine.
 
     driver_cuda: the newest CUDA major that the driver runs, None without a driver. torch_cuda: the major that the
-    installed torch was built for, None for a CPU build. Kernels and CuPy must follow torch, torch must follow the driver.
+    installed torch was built for, None for a CPU build. Kernels and CuPy must follow torch, and torch the driver.
     """
     if driver_cuda is None:
         return Choice("dali", "", "no CUDA driver")

@@ -96,12 +96,12 @@ class ClassFolders(FlatFolder):
 
 @dataclass(frozen=True)
 class Member:
-    """Where one image lies in a tar shard; label from the `.cls` member beside it, 0 without one."""
+    """Where one image lies in a tar shard; label from the `.cls` member beside it, None without one."""
 
     shard: str
     offset: int
     size_bytes: int
-    label: int
+    label: int | None
 
 
 class TarShards:
@@ -109,7 +109,8 @@ class TarShards:
 
     def __init__(self, shards: Sequence[str], transform: Callable[[Any], Any], load: Callable[[bytes], Any]) -> None:
         self.members = [member for shard in shards for member in _members(shard)]
-        self.labels = [member.label for member in self.members]
+        self.labelled = all(member.label is not None for member in self.members)
+        self.labels = [member.label or 0 for member in self.members]
         self.transform, self.load = transform, load
 
     def __len__(self) -> int:
@@ -138,8 +139,9 @@ def _members(shard: str) -> list[Member]:
             elif extension == "cls":
                 content = archive.extractfile(info)
                 text = content.read().strip() if content is not None else b""
-                labels[key] = int(text) if text.isdigit() else 0
-    return [Member(shard, offset, size, labels.get(key, 0)) for key, (offset, size) in images.items()]
+                if text.isdigit():
+                    labels[key] = int(text)
+    return [Member(shard, offset, size, labels.get(key)) for key, (offset, size) in images.items()]
 
 
 def pil_rgb(data: bytes) -> Image.Image:

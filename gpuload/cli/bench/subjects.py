@@ -123,8 +123,10 @@ def _dataset(name: str, setting: Setting, transform: str) -> Any:
     if ours or setting.shared_dataset:
         from gpuload import ShardDataset
 
-        where = list(setting.data.shards) if setting.data.kind == "tar" else setting.data.where
-        return ShardDataset(where, transform=pil)
+        if setting.data.kind == "flat":
+            return ShardDataset(setting.data.where, transform=pil)
+        plain = read_plainly(setting.data, pil, pil_rgb)
+        return ShardDataset(list(setting.data.shards), transform=pil, label=None if plain.labelled else plain.labels)
     return read_plainly(setting.data, pil, pil_rgb)
 
 

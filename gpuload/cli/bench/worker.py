@@ -53,8 +53,9 @@ class Worker:
         return {}
 
     def plan(self) -> str:
-        explain = getattr(self.loader, "explain", None)
-        return str(explain()) if explain is not None else ""
+        """What the loader says it does, "" for loaders that say nothing."""
+        plan = getattr(self.loader, "plan", None)
+        return str(plan()) if plan is not None else ""
 
     def check(self, images: int) -> dict[str, Any]:
         """Mean absolute difference to Pillow, in levels of 255, of the evaluation transform on the first samples."""
