@@ -7,6 +7,7 @@ RUN    := $(VENV)/bin
 # An environment is up to date while these contents are those it was made from; then only the job runs.
 STAMP  := $(VENV)/installed-$(firstword $(shell cat pyproject.toml tools/install.py | cksum))
 
+.NOTPARALLEL:
 .PHONY: help demo test test-full lint gpu-check bench clean
 
 help:
@@ -40,7 +41,9 @@ bench: $(STAMP)-bench
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis demo-report.html
 
+# Stamps of other contents go first: coming back to a branch must not find one that an environment since changed.
 $(STAMP)-%: | $(RUN)/python
+	@find $(VENV) -maxdepth 1 -name 'installed-*' ! -name '$(notdir $(STAMP))-*' -delete
 	$(RUN)/python tools/install.py $*
 	@touch $@
 

@@ -1,0 +1,1 @@
+"""The project's own comparison (loaders.py) and what only a GPU can show (gpu.py). Uses gpuload's public API alone."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import operator
 import os
-import sys
+import threading
 import weakref
+from collections.abc import Callable
 from time import perf_counter
 from typing import Any
 
@@ -19,11 +20,10 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch.utils.data.distributed import DistributedSampler
 
 from gpuload.collate import DirectCollate, SampleCollate
-from gpuload.config import LOCAL_FETCH_THREADS, REMOTE_FETCH_THREADS
 from gpuload.core.batch import BatchPlan, TensorSpec
 from gpuload.core.errors import ConfigError, EpochCancelledError
 from gpuload.core.philox import sample_keys
-from gpuload.core.protocols import Decoder, RangeReader
+from gpuload.core.protocols import Decoder
 from gpuload.core.structure import map_leaves
 from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
@@ -34,9 +34,8 @@ from gpuload.engine.engine import Engine
 from gpuload.engine.flow import WaitTimeoutError
 from gpuload.engine.stats import Meter
 from gpuload.engine.work import Meters, Work
-from gpuload.fetch.reader import LocalReader, reader_for
 from gpuload.plan import LoaderPlan
-from gpuload.record import EpochRecord
+from gpuload.record import begin_record
 
 
 class Wiring:
@@ -47,18 +46,10 @@ class Wiring:
         self.plan = plan
         self._made_for = _identity(loader)
         device = resolve(loader.device)
-        remote: list[RangeReader] = []
-
-        def reader(urls: Any) -> RangeReader:
-            made = reader_for(urls)
-            if not isinstance(made, LocalReader):
-                remote.append(made)
-            return made
-
-        source = plan.understood.open_source(reader)
+        source = plan.understood.open_source()
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
         threads = plan.threads
-        decoder = _decoder(plan, max(1, threads))
+        decoder = _decoder(plan, threads=max(1, threads), rows=rows)
         loose = ImagePool(rows=1, keep=0)
 
         def tensor(dtype: str, height: int, width: int) -> Any:
@@ -82,14 +73,15 @@ class Wiring:
             bad=bad,
             meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
         )
-        fetchers = (REMOTE_FETCH_THREADS if remote else LOCAL_FETCH_THREADS) if source.concurrent else 1
 
         def close() -> None:
             decoder.close()
             source.close()
 
         self.device = device
-        self.engine = Engine(work, threads=threads, fetch_threads=fetchers, prepare=_one_thread, close=close)
+        self.engine = Engine(
+            work, threads=threads, fetch_threads=source.fetch_threads, prepare=_one_thread(), close=close
+        )
 
     def serves(self, loader: Any, plan: LoaderPlan) -> bool:
         """Whether an epoch of `loader` under `plan` can run on this engine."""
@@ -122,17 +114,30 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _decoder(plan: LoaderPlan, threads: int) -> Decoder:
+def _decoder(plan: LoaderPlan, *, threads: int, rows: int) -> Decoder:
     assert plan.augment is not None
     pillow = PillowDecoder(plan.augment.resampling, plan.augment.resize)
     if plan.decoder == "pillow":
         return pillow
-    return DaliDecoder(threads, plan.augment.resampling, pillow)
+    resampling = plan.augment.resampling
+    return DaliDecoder(threads=threads, resampling=resampling, max_rows=rows, fallback=pillow)
 
 
-def _one_thread() -> None:
-    """torch's per-sample operations stay in the thread that runs them: parallel are the samples. Thread-local."""
-    torch.set_num_threads(1)
+def _one_thread() -> Callable[[], None]:
+    """Called in each decode thread: torch's operations there stay in it, as it is the samples that are parallel.
+
+    The setting is the thread's own, but torch also gives the last one made to threads that it has not met before: the
+    caller's is fixed by asking for it here, and given back for all others by a thread made for that.
+    """
+    for_others = torch.get_num_threads()
+
+    def prepare() -> None:
+        torch.set_num_threads(1)
+        giver = threading.Thread(target=torch.set_num_threads, args=(for_others,), daemon=True)
+        giver.start()
+        giver.join()
+
+    return prepare
 
 
 class AcceleratedIterator(_BaseDataLoaderIter):
@@ -150,11 +155,11 @@ class AcceleratedIterator(_BaseDataLoaderIter):
         self._world = (sampler.num_replicas, sampler.rank) if isinstance(sampler, DistributedSampler) else (1, 0)
         # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
         self._ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
-        self._lazy = not loader.num_workers  # then torch asks the sampler for nothing before the first next()
-        if loader.explicit_inline:
+        self._inline = loader.explicit_inline
+        if self._inline:
             self._ahead = 1
         self._begin(loader)
-        if not self._lazy:
+        if loader.num_workers:  # without workers torch asks the sampler for nothing before the first next()
             self._reset(loader, first_iter=True)
 
     def _begin(self, loader: Any) -> None:
@@ -164,9 +169,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
         self._flow = self._wiring.engine.start(epoch=self._epoch, depth=self._wiring.depth, in_order=self._in_order)
         self._end = weakref.finalize(self, _cancel, self._flow, self._pid)
         self._end.atexit = False
-        self.record = EpochRecord(loader.bad_samples, self._wiring.device, self._epoch, self._wiring.engine, self._flow)
-        loader.begin_record(self.record)
-        self._progress = _progress(loader)
+        self.record = begin_record(loader, self, device=self._wiring.device, number=self._epoch, flow=self._flow)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -191,7 +194,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
         world, rank = self._world
         positions = (self._position + np.arange(len(ids))) * world + rank
         self._position += len(ids)
-        seed = self._given_seed if self._given_seed is not None else self._base_seed
+        seed = int(self._given_seed if self._given_seed is not None else self._base_seed)
         keys = sample_keys(seed=seed, epoch=self._epoch, positions=positions)
         self._flow.put(BatchPlan(self._number, ids, positions, keys, single=not self._auto_collation))
         self._number += 1
@@ -208,21 +211,21 @@ class AcceleratedIterator(_BaseDataLoaderIter):
                 finished = self._flow.take(self._timeout or None)
             except WaitTimeoutError:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
-            if self._ahead > 1 or finished.empty:
+            if not self._inline or finished.empty:
                 self._pull()
             if finished.error is not None:
-                raise finished.error
+                try:
+                    raise finished.error
+                finally:
+                    del finished  # else the error, which keeps this frame, would keep itself
             if finished.empty:
                 continue
             batch = self._wiring.engine.work.device.hand_over(finished.sent)
             if self._channels_last:
                 batch = map_leaves(_to_channels_last, batch)
-            self.record.consumer.received(asked_at, finished.images)
-            if self._progress is not None:
-                self._progress.update(self.record.stats())
+            self.record.received(asked_at, finished.images)
             return batch
-        if self._progress is not None:
-            self._progress.close()
+        self.record.ended()
         raise StopIteration
 
     def close(self) -> None:
@@ -254,15 +257,3 @@ def _to_channels_last(leaf: Any) -> Any:
     if isinstance(leaf, torch.Tensor) and leaf.dim() == 4:
         return leaf.contiguous(memory_format=torch.channels_last)
     return leaf
-
-
-def _progress(loader: Any) -> Any:
-    if not loader.progress:
-        return None
-    from gpuload.report.progress import ProgressLine
-
-    try:
-        total = len(loader)
-    except TypeError:  # a sampler without a length
-        total = None
-    return ProgressLine(total, sys.stderr)

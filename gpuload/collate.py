@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import default_collate
 from gpuload.augment.torchvision import KeyedRandom
 from gpuload.core.batch import BatchPlan, EncodedBatch
 from gpuload.core.protocols import Source
-from gpuload.core.structure import fill
+from gpuload.core.structure import fill, mapping_like
 
 
 class DirectCollate:
@@ -64,13 +64,12 @@ def _values(column: Any, keep: np.ndarray) -> list[Any]:
 
 
 def _listed(slots: Any) -> Any:
-    """The slots with plain tuples as lists, which is what default_collate makes of them; named tuples stay."""
+    """The slots with tuples as lists, which is what default_collate makes of them; named tuples stay."""
     if isinstance(slots, Mapping):
-        made = {key: _listed(value) for key, value in slots.items()}
-        return made if type(slots) is dict else type(slots)(made)  # type: ignore[call-arg]
+        return mapping_like(slots, {key: _listed(value) for key, value in slots.items()})
     if not isinstance(slots, (tuple, list)):
         return slots
     parts = [_listed(value) for value in slots]
     if hasattr(slots, "_fields"):
         return type(slots)(*parts)
-    return parts if type(slots) is tuple else type(slots)(parts)
+    return parts if isinstance(slots, tuple) else type(slots)(parts)

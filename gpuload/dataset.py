@@ -85,8 +85,9 @@ class ShardDataset(Dataset):
 
     @property
     def labels(self) -> np.ndarray | None:
-        """int64 (n,), or None where samples have none."""
-        return self._labels
+        """int64 (n,), or None unless every sample has one."""
+        labels = self._labels
+        return labels if labels is not None and (labels != NO_LABEL).all() else None
 
     @property
     def classes(self) -> list[str] | None:
@@ -216,7 +217,7 @@ class ShardDataset(Dataset):
         self._table, self._classes, self._findings = catalog.table, catalog.classes, catalog.findings
         self._require_members()
         self._labels = self._find_labels()
-        if "label" in self._names:
+        if "label" in self._names or self.label is not None:
             self._require_labels()
 
     def _require_members(self) -> None:

@@ -5,22 +5,39 @@ Owns nothing of what they do: each class adds the consumer's waits to torch's, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch.utils.data import dataloader
 
-from gpuload.record import EpochRecord
+from gpuload.record import EpochRecord, begin_record
 
 
 class _Clocked:
     record: EpochRecord
 
+    def __init__(self, loader: Any):
+        self.begin(loader)
+        super().__init__(loader)  # type: ignore[call-arg]
+
+    def begin(self, loader: Any) -> None:
+        self.record = begin_record(loader, self, device=torch.device("cpu"), number=loader.epoch)
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        if not first_iter:  # persistent workers: the same iterator, another epoch
+            self.begin(loader)
+        super()._reset(loader, first_iter)  # type: ignore[misc]
+
     def _next_data(self) -> Any:
         asked_at = perf_counter()
-        data = super()._next_data()  # type: ignore[misc]
-        self.record.consumer.received(asked_at, _images(data))
+        try:
+            data = super()._next_data()  # type: ignore[misc]
+        except StopIteration:
+            self.record.ended()
+            raise
+        self.record.received(asked_at, _images(data))
         return data
 
 
@@ -32,22 +49,19 @@ class _MultiProcessingDataLoaderIter(_Clocked, dataloader._MultiProcessingDataLo
     """torch's iterator with worker processes."""
 
 
-def torch_iterator(loader: Any, record: EpochRecord) -> Any:
-    """What torch's DataLoader._get_iterator makes, reporting to `record`."""
-    if loader.num_workers:
-        loader.check_worker_number_rationality()
-        iterator: Any = _MultiProcessingDataLoaderIter(loader)
-    else:
-        iterator = _SingleProcessDataLoaderIter(loader)
-    iterator.record = record
-    return iterator
+def torch_iterator(loader: Any) -> Any:
+    """What torch's DataLoader._get_iterator makes, with a record of each epoch."""
+    if not loader.num_workers:
+        return _SingleProcessDataLoaderIter(loader)
+    loader.check_worker_number_rationality()
+    return _MultiProcessingDataLoaderIter(loader)
 
 
 def _images(data: Any) -> int:
     """How many samples a batch of unknown structure holds: the length of the first tensor in it, else 1."""
     if isinstance(data, torch.Tensor):
         return len(data) if data.dim() else 1
-    if isinstance(data, dict):
+    if isinstance(data, Mapping):
         data = list(data.values())
     if isinstance(data, (list, tuple)) and data:
         return _images(data[0])

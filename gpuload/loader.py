@@ -14,7 +14,6 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Sampler
 
 from gpuload import config
-from gpuload.accelerated import AcceleratedIterator, Wiring
 from gpuload.core.errors import ConfigError, NotAcceleratedError
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.stats import Stats
@@ -145,7 +144,7 @@ class DataLoader(TorchDataLoader):
         self.epoch = 0
         self._next_epoch = 0
         self.bad_samples = BadSamples()
-        self._wiring: Wiring | None = None
+        self._wiring: Any = None
         self._record: EpochRecord | None = None
 
     def __iter__(self) -> Any:
@@ -161,8 +160,9 @@ class DataLoader(TorchDataLoader):
                 raise NotAcceleratedError(
                     'accelerate="require" was given, but this loader takes torch\'s path: ' + "; ".join(plan.reasons)
                 )
-            self._record = EpochRecord(self.bad_samples, torch.device("cpu"), self.epoch)
-            return torch_iterator(self, self._record)
+            return torch_iterator(self)
+        from gpuload.accelerated import AcceleratedIterator, Wiring  # the compiler behind it takes 0.4 s to import
+
         self.check_worker_number_rationality()
         if self._wiring is None or not self._wiring.serves(self, plan):
             self._wiring = Wiring(self, plan, self.bad_samples)
@@ -198,7 +198,9 @@ class DataLoader(TorchDataLoader):
 
     def stats(self) -> Stats:
         """What the current (or last) epoch did and where its time went. Immutable."""
-        return self._record.stats() if self._record is not None else Stats("none")
+        if self._record is not None:
+            return self._record.stats()
+        return Stats("accelerated" if self.plan().accelerated else "torch")
 
     def begin_record(self, record: EpochRecord) -> None:
         """`stats()` speaks of this epoch from now on. Called by iterators."""

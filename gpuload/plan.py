@@ -43,6 +43,8 @@ class LoaderPlan:
     def __str__(self) -> str:
         head = "gpuload: accelerated" if self.accelerated else "gpuload: torch's own path, not accelerated"
         lines = [head, *(f"  because {reason}" for reason in self.reasons)]
+        if self.understood is not None:
+            lines.append(f"  data: {self.understood.what}")
         widths = [max((len(row[column]) for row in self.steps), default=0) for column in range(3)]
         for number, row in enumerate(self.steps):
             cells = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True))
@@ -67,7 +69,7 @@ def plan_loader(loader: Any) -> LoaderPlan:
         reasons.append(str(error))
     if reasons:
         where = f"{int(loader.num_workers)} worker processes" if loader.num_workers else "the caller's process"
-        notes = ()
+        notes: tuple[str, ...] = ()
         if not loader.num_workers and loader.accelerate is not False:
             notes = ("num_workers is 0 or omitted: torch's path then does all work in the training loop's process",)
         return LoaderPlan(False, tuple(reasons), (("dataset[i], collate_fn", where, ""),), notes)
@@ -82,7 +84,7 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
     steps = [
         ("order", "the caller's thread", f"ids from {type(loader.batch_sampler or loader.sampler).__name__}"),
-        (f"read {understood.what}", "fetch threads" if threads else where, "encoded bytes"),
+        ("read", "fetch threads" if threads else where, "encoded bytes"),
         (f"decode ({choice.decoder})", where, "H x W x 3 uint8"),
         *((name, where if kind == "fused" else f"{where}, per sample", shape) for name, kind, shape in augment.steps()),
     ]
@@ -92,7 +94,8 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
         steps.append(("store into the batch", f"{where}, fused", f"n x {shape} {spec.dtype}, {layout}"))
     else:
         steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))
-    steps.append(("hand over", "the caller's thread", f"on {loader.device}"))
+    where_to = "on the GPU where one works, else on the CPU" if loader.device == "auto" else f"on {loader.device}"
+    steps.append(("hand over", "the caller's thread", where_to))
     return LoaderPlan(
         True, (), tuple(steps), (*choice.why, *augment.notes), understood, augment, spec, choice.decoder, threads
     )

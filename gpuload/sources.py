@@ -16,25 +16,25 @@ import numpy as np
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from gpuload.augment.torchvision import NotUnderstoodError
+from gpuload.config import LOCAL_FETCH_THREADS, REMOTE_FETCH_THREADS
 from gpuload.core.batch import EncodedBatch, join_encoded
-from gpuload.core.protocols import RangeReader, Source
+from gpuload.core.protocols import Source
 from gpuload.core.refs import whole_files
 from gpuload.core.structure import IMAGE, Column, take_apart
 from gpuload.dataset import ShardDataset
-
-ReaderFor = Callable[[Sequence[str]], RangeReader]
+from gpuload.fetch.reader import LocalReader
 
 
 @dataclass(frozen=True)
 class Understood:
     """A data set that the accelerated path can run: what it is, its Source and its image transform.
 
-    open_source: makes the Source, given what makes readers of files.
+    open_source: makes the Source; it opens files and is closed by whoever asked for it.
     """
 
     what: str
     transform: Any
-    open_source: Callable[[ReaderFor], Source]
+    open_source: Callable[[], Source]
 
 
 def understand(dataset: Dataset[Any]) -> Understood:
@@ -45,17 +45,15 @@ def understand(dataset: Dataset[Any]) -> Understood:
     if kind is Subset:
         inner = understand(dataset.dataset)  # type: ignore[attr-defined]
         return Understood(
-            f"Subset of {inner.what}", inner.transform, lambda reader: SubsetSource(dataset, inner.open_source(reader))
+            f"Subset of {inner.what}", inner.transform, lambda: SubsetSource(dataset, inner.open_source())
         )
     if callable(getattr(dataset, "get_encoded", None)) and not isinstance(dataset, ShardDataset):
         if not hasattr(dataset, "transform"):
             raise NotUnderstoodError(f"{kind.__name__} has get_encoded but no `transform` to apply to its images")
-        return Understood(
-            f"{kind.__name__}, through get_encoded", dataset.transform, lambda reader: EncodedSource(dataset)
-        )
+        return Understood(f"{kind.__name__}, through get_encoded", dataset.transform, lambda: EncodedSource(dataset))
     if isinstance(dataset, ShardDataset):
         _same_methods(dataset, ShardDataset, ("__getitem__", "__len__", "get_encoded", "refs", "columns"))
-        return Understood(f"ShardDataset, {dataset!r}", dataset.transform, lambda reader: ShardSource(dataset, reader))
+        return Understood(repr(dataset), dataset.transform, lambda: ShardSource(dataset))
     return _folder(dataset)
 
 
@@ -76,7 +74,7 @@ def _folder(dataset: Dataset[Any]) -> Understood:
             raise NotUnderstoodError(f"torchvision's image backend is {torchvision.get_image_backend()}, not PIL")
     elif loader is not folder.pil_loader:
         raise NotUnderstoodError(f"{kind} loads its images with {getattr(loader, '__name__', loader)!r}")
-    return Understood(f"{kind} at {dataset.root}", dataset.transform, lambda reader: FolderSource(dataset, reader))
+    return Understood(f"{kind} at {dataset.root}", dataset.transform, lambda: FolderSource(dataset))
 
 
 def _same_methods(dataset: Any, base: type, names: Sequence[str]) -> None:
@@ -91,13 +89,13 @@ def _same_methods(dataset: Any, base: type, names: Sequence[str]) -> None:
 class FolderSource:
     """torchvision's ImageFolder and DatasetFolder: a file a sample. Looks at `samples` anew for each batch."""
 
-    concurrent = True
     slots = (IMAGE, Column(0))
 
-    def __init__(self, dataset: Any, reader_for: ReaderFor):
+    def __init__(self, dataset: Any):
         self._dataset = dataset
-        self._reader = reader_for(("",))
-        self.concurrent = dataset.target_transform is None  # a user's method is called from one thread
+        self._reader = LocalReader()
+        # a user's method is called from one thread
+        self.fetch_threads = LOCAL_FETCH_THREADS if dataset.target_transform is None else 1
 
     def __len__(self) -> int:
         return len(self._dataset.samples)
@@ -136,7 +134,7 @@ class EncodedSource:
 
     def __init__(self, dataset: Any):
         self._dataset = dataset
-        self.concurrent = bool(getattr(dataset, "encoded_thread_safe", False))
+        self.fetch_threads = LOCAL_FETCH_THREADS if getattr(dataset, "encoded_thread_safe", False) else 1
         self.slots: Any = None
 
     def __len__(self) -> int:
@@ -156,7 +154,7 @@ class EncodedSource:
                     self.slots = slots
                 if slots != self.slots:
                     raise TypeError(f"get_encoded({sample}) has the structure {slots}, samples before it {self.slots}")
-                parts.append(image.data)
+                parts.append(_bytes(image.data))
                 rows.append(fields)
             except Exception as error:  # the user's method may raise anything: this sample's error
                 failures[row] = error
@@ -173,11 +171,10 @@ class EncodedSource:
 class ShardSource:
     """gpuload.ShardDataset: ranges of shards, columns from its index."""
 
-    concurrent = True
-
-    def __init__(self, dataset: ShardDataset, reader_for: ReaderFor):
+    def __init__(self, dataset: ShardDataset):
         self._dataset = dataset
-        self._reader = reader_for(dataset.files)
+        self._reader = dataset.new_reader()
+        self.fetch_threads = LOCAL_FETCH_THREADS if isinstance(self._reader, LocalReader) else REMOTE_FETCH_THREADS
         self.slots = dataset.slots
 
     def __len__(self) -> int:
@@ -191,15 +188,17 @@ class ShardSource:
     def fetch(self, ids: np.ndarray) -> EncodedBatch:
         length = len(self)
         outside = (ids < -length) | (ids >= length)
-        safe = np.where(outside, 0, ids)
-        if length == 0:
-            empty = join_encoded([b""] * len(ids), ())
-            empty.failures.update({row: _out_of_range(ids[row], 0) for row in range(len(ids))})
-            return empty
-        safe = np.where(safe < 0, safe + length, safe)
+        failures: dict[int, BaseException] = {
+            row: IndexError(f"index {int(ids[row])} is out of range for a data set of {length} samples")
+            for row in np.flatnonzero(outside).tolist()
+        }
+        if outside.all():
+            return join_encoded([b""] * len(ids), (), failures)
+        safe = np.where(outside, 0, np.where(ids < 0, ids + length, ids))
         encoded = self._reader.read(self._dataset.files, self._dataset.refs(safe))
-        encoded.columns = self._dataset.columns(safe)
-        encoded.failures.update({row: _out_of_range(ids[row], length) for row in np.flatnonzero(outside).tolist()})
+        encoded.columns = self._dataset.columns(safe, failures)
+        encoded.failures.update(failures)
+        encoded.lengths[list(encoded.failures)] = 0
         return encoded
 
     def close(self) -> None:
@@ -211,7 +210,7 @@ class SubsetSource:
 
     def __init__(self, subset: Any, inner: Source):
         self._subset, self._inner = subset, inner
-        self.concurrent = inner.concurrent
+        self.fetch_threads = inner.fetch_threads
 
     @property
     def slots(self) -> Any:
@@ -232,7 +231,7 @@ class SubsetSource:
         for row, sample in enumerate(ids.tolist()):
             try:
                 inner[row] = operator.index(self._subset.indices[sample])
-            except (IndexError, TypeError) as error:
+            except Exception as error:  # indices may be any sequence of the user's
                 failures[row] = error
         encoded = self._inner.fetch(inner)
         encoded.failures.update(failures)
@@ -242,11 +241,11 @@ class SubsetSource:
         self._inner.close()
 
 
+def _bytes(data: Any) -> np.ndarray:
+    return np.frombuffer(np.ascontiguousarray(data) if isinstance(data, np.ndarray) else data, np.uint8)
+
+
 def _column(values: list[Any]) -> Any:
     if all(type(value) is int for value in values):
         return np.array(values, np.int64)
     return values
-
-
-def _out_of_range(sample: Any, length: int) -> IndexError:
-    return IndexError(f"index {int(sample)} is out of range for a data set of {length} samples")

@@ -32,7 +32,8 @@ def cache_directory() -> Path:
     digest = hashlib.sha256()
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         digest.update(source.name.encode() + source.read_bytes())
-    flags = (numba.config.BOUNDSCHECK, numba.config.OPT, numba.config.DEBUG, numba.config.ENABLE_AVX)
+    config: Any = numba.config
+    flags = (config.BOUNDSCHECK, config.OPT, config.DEBUG, config.ENABLE_AVX)
     machine = (platform.machine(), llvm.get_host_cpu_name(), sorted(llvm.get_host_cpu_features().items()))
     digest.update(repr((numba.__version__, llvmlite.__version__, np.__version__, flags, machine)).encode())
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -59,7 +60,7 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
 
 
 class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
-    _locator_classes = [_Locator]
+    _locator_classes = [_Locator]  # type: ignore[list-item]
 
 
 class _Cache(caching.FunctionCache):  # type: ignore[misc]
@@ -68,12 +69,18 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except (OSError, EOFError, ValueError):  # unreadable or cut short by a crash: compile again
+        except Exception:  # what a crash left of a pickle may raise anything: compile again
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
         try:
-            super().save_overload(sig, data)
+            try:
+                super().save_overload(sig, data)
+            except OSError:
+                raise
+            except Exception:  # the index is damaged (see above): begin a new one
+                self.flush()
+                super().save_overload(sig, data)
         except OSError:  # a full or read-only cache directory costs time at the next start, nothing else
             return
 
@@ -82,7 +89,7 @@ def kernel(signatures: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for the CPU, for exactly these signatures, releasing the GIL while it runs."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        dispatcher = numba.njit(nogil=True)(function)
+        dispatcher: Any = numba.njit(nogil=True)(function)
         dispatcher._cache = _Cache(function)
         for signature in signatures:
             dispatcher.compile(signature)

@@ -39,10 +39,11 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """In CI a `full` test may not skip: `make test-full` installs what it needs, and a skip would hide that it did not."""
+    """In CI a `full` test may not skip: `make test-full` installs what it needs, and a skip would hide a failure."""
     report = yield
-    if report.skipped and os.environ.get("CI") == "true" and item.get_closest_marker("full"):
-        if not item.get_closest_marker("gpu") and not hasattr(report, "wasxfail"):
+    left_out = item.get_closest_marker("gpu") or ("real_data" in getattr(item, "fixturenames", ()) and not REAL_DATA)
+    if report.skipped and not left_out and item.get_closest_marker("full") and os.environ.get("CI") == "true":
+        if not hasattr(report, "wasxfail"):
             report.outcome = "failed"
             report.longrepr = f"skipped in CI, where make test-full must install what this needs: {report.longrepr}"
     return report

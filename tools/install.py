@@ -74,7 +74,8 @@ def main(extras: list[str]) -> int:
     print(f"installing gpuload[{wanted}] ({choice.reason})", flush=True)
     # torch is named before the extra: pip then settles its version first, and the CUDA wheels around it.
     requirements = [*([choice.torch] if choice.torch else []), "-e", f"{ROOT}[{wanted}]"]
-    return subprocess.call([sys.executable, "-m", "pip", "install", "--quiet", *requirements])
+    quiet = [] if sys.stdout.isatty() else ["-qq"]  # a person sees several GB arrive, a log needs only errors
+    return subprocess.call([sys.executable, "-m", "pip", "install", *quiet, *requirements])
 
 
 if __name__ == "__main__":

@@ -103,6 +103,7 @@ def resized_size(op: Resize, widths: np.ndarray, heights: np.ndarray) -> np.ndar
     """(w, h) int32 (n, 2) of the resized images."""
     if op.shorter is None and op.height is not None:
         return np.broadcast_to(np.array([op.width, op.height], np.int32), (len(widths), 2))
+    widths, heights = widths.astype(np.int64), heights.astype(np.int64)
     short, long = np.minimum(widths, heights), np.maximum(widths, heights)
     if op.shorter is None:  # max_size alone: the longer side
         new_long = np.full(len(widths), op.max_size)

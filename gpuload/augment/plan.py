@@ -25,8 +25,8 @@ class AugmentPlan:
     (uint8 (H, W, 3), (w, h) -> uint8 (h, w, 3)). pointwise: the names of the operations that `table` stands
     for; table: (3, 256) of the batch's element type (uint16 bit patterns for 16-bit floats), None where the
     rest starts from the PIL image. dtype: the table's, torch's name. rest: what runs per sample after that, None
-    if nothing; rest_names: what it is. The rest is given a PIL image or, with a table, what `wrap` makes of a tensor.
-    cast: dtype asked for, applied after the rest.
+    if nothing; rest_names: what it is. The rest is given a PIL image or, with a table, a tensor. wrap: makes that
+    tensor, and what is finished one by one, of the class that the operations give (tv_tensors.Image); None: plain.
     """
 
     geometry: tuple[GeometryOp, ...]
@@ -38,6 +38,7 @@ class AugmentPlan:
     rest: Callable[[Any, np.ndarray], Any] | None = None
     rest_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    wrap: Callable[[Any], Any] | None = None
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -60,8 +61,9 @@ class AugmentPlan:
     def same_as(self, other: AugmentPlan) -> bool:
         """Whether both do the same to every image: an engine made for one serves the other."""
         tables = (self.table is None) == (other.table is None) and np.array_equal(self.table, other.table)  # type: ignore[arg-type]
-        mine = (self.geometry, self.resampling, self.dtype, self.pointwise, self.rest)
-        return tables and mine == (other.geometry, other.resampling, other.dtype, other.pointwise, other.rest)
+        mine = (self.geometry, self.resampling, self.dtype, self.pointwise, self.rest, self.wrap)
+        theirs = (other.geometry, other.resampling, other.dtype, other.pointwise, other.rest, other.wrap)
+        return tables and mine == theirs
 
     def draw(self, keys: np.ndarray) -> tuple[np.ndarray, ...]:
         """The batch's random draws (params.draw)."""
@@ -92,5 +94,11 @@ class AugmentPlan:
 
 
 def _describe(op: GeometryOp) -> str:
-    values = ", ".join(f"{k}={v}" for k, v in vars(op).items() if v not in (None, False, (0, 0, 0, 0)))
-    return f"{type(op).__name__}({values})"
+    given = {name: value for name, value in vars(op).items() if value not in (None, False, (0, 0, 0, 0))}
+    return f"{type(op).__name__}({', '.join(f'{name}={_short(value)}' for name, value in given.items())})"
+
+
+def _short(value: object) -> str:
+    if isinstance(value, tuple):
+        return f"({', '.join(map(_short, value))})"
+    return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -45,7 +45,7 @@ def finish_rows(
             else:
                 memory = tensor(plan.dtype, image.shape[0], image.shape[1])
                 lookup_store(image, plan.table, flip_h, flip_v, memory.array)
-                value = memory.tensor
+                value = memory.tensor if plan.wrap is None else plan.wrap(memory.tensor)
             finished[row] = value if plan.rest is None else plan.rest(value, keys[row])
         except Exception as error:  # the user's code may raise anything; it is named, not lost
             decoded.failures[row] = error

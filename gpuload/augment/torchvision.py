@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -59,12 +59,12 @@ class _Reading:
     resized: bool = False
     flipped: bool = False
     cropped: bool = False
-    fill: tuple[int, int, int] = (0, 0, 0)
+    fill: tuple[int, int, int] | None = None  # what the operations so far need outside the image, None: nothing
 
     def take(self, op: Any) -> bool:
         """Add `op` to the prefix, or answer False: it, and what follows it, runs per sample."""
         reader = _readers().get(type(op))
-        if reader is None or "forward" in vars(op) or getattr(op, "_forward_hooks", None) or _pre_hooks(op):
+        if reader is None or _altered(op):
             return False
         return reader(self, op)
 
@@ -85,18 +85,36 @@ class _Reading:
         return True
 
     def resamples(self, op: ops.GeometryOp, source: Any) -> bool:
-        value = getattr(source.interpolation, "value", source.interpolation)
+        value = _mode(source.interpolation)
         tensor = self.stage == "uint8"
         if value not in (_TENSOR_MODES if tensor else _PIL_MODES) or not self.geometry_op(op):
             return False
         antialias = True if not tensor else bool(source.antialias)
         domain = "pil" if not tensor else "tensor" if ".v2." in type(source).__module__ else "tensor-v1"
-        self.resampling = Resampling(value, antialias, domain, self.fill)
+        self.resampling = Resampling(value, antialias, domain)
+        return True
+
+    def fills(self, fill: tuple[int, int, int]) -> bool:
+        """Note what an operation needs outside the image; False where another one needs something else there."""
+        if self.fill not in (None, fill):
+            return False
+        self.fill = fill
         return True
 
 
+_BLACK = (0, 0, 0)
 _PIL_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 _TENSOR_MODES = ("nearest", "nearest-exact", "bilinear", "bicubic")
+
+
+def _mode(interpolation: Any) -> str:
+    """The name of an InterpolationMode, of the string that v2 takes in its place, or of Pillow's number for it."""
+    value = getattr(interpolation, "value", interpolation)
+    if isinstance(value, int):
+        from PIL import Image
+
+        return Image.Resampling(value).name.lower()
+    return value
 
 
 def _read_resized_crop(reading: _Reading, op: Any) -> bool:
@@ -117,30 +135,34 @@ def _read_resize(reading: _Reading, op: Any) -> bool:
 
 
 def _read_center_crop(reading: _Reading, op: Any) -> bool:
-    return reading.geometry_op(ops.CenterCrop(int(op.size[0]), int(op.size[1])))
+    crop = ops.CenterCrop(int(op.size[0]), int(op.size[1]))
+    return reading.fill in (None, _BLACK) and reading.geometry_op(crop) and reading.fills(_BLACK)
 
 
 def _read_random_crop(reading: _Reading, op: Any) -> bool:
-    padding = op.padding if op.padding is not None else 0
-    if isinstance(padding, int):
-        left = top = right = bottom = padding
-    elif ".v2." in type(op).__module__:
-        left, right, top, bottom = padding  # as v2 keeps it
-    else:
-        left, top, right, bottom = padding if len(padding) == 4 else [padding[i % len(padding)] for i in (0, 1, 0, 1)]
-    fill = op.fill if isinstance(op.fill, (tuple, list)) else (op.fill,) * 3
-    pads = bool(op.pad_if_needed or left or top or right or bottom)
-    if pads and (op.padding_mode != "constant" or len(fill) != 3 or not all(type(v) is int for v in fill)):
+    padding = _padding(op)
+    if padding is None or min(padding) < 0:
         return False
-    if min(left, top, right, bottom) < 0 or (pads and (reading.resized and reading.resampling.fill != fill)):
+    crop = ops.RandomCrop(int(op.size[0]), int(op.size[1]), padding, bool(op.pad_if_needed))
+    if not (any(padding) or op.pad_if_needed):
+        return reading.geometry_op(crop)
+    fill = tuple(op.fill) if isinstance(op.fill, (tuple, list)) else (op.fill,) * 3
+    if op.padding_mode != "constant" or len(fill) != 3 or not all(type(v) is int and 0 <= v <= 255 for v in fill):
         return False
-    crop = ops.RandomCrop(int(op.size[0]), int(op.size[1]), (left, top, right, bottom), bool(op.pad_if_needed))
-    if not reading.geometry_op(crop):
-        return False
-    if pads:
-        reading.fill = (fill[0], fill[1], fill[2])
-        reading.resampling = Resampling(fill=reading.fill)
-    return True
+    if reading.stage == "uint8" and fill is op.fill and ".v2." not in type(op).__module__:
+        return False  # v1 pads tensors with one number only, and raises when it is called: let it
+    return reading.fill in (None, fill) and reading.geometry_op(crop) and reading.fills(fill)
+
+
+def _padding(op: Any) -> tuple[int, int, int, int] | None:
+    """RandomCrop's (left, top, right, bottom), None where it is nothing that torchvision pads by."""
+    if op.padding is None or isinstance(op.padding, int):
+        return (op.padding or 0,) * 4
+    if ".v2." in type(op).__module__:
+        left, right, top, bottom = op.padding  # as v2 keeps it
+        return left, top, right, bottom
+    sides = {1: (0, 0, 0, 0), 2: (0, 1, 0, 1), 4: (0, 1, 2, 3)}.get(len(op.padding))
+    return None if sides is None else tuple(op.padding[side] for side in sides)
 
 
 def _read_flip(make: Callable[[float], ops.GeometryOp]) -> Callable[[_Reading, Any], bool]:
@@ -200,15 +222,18 @@ def _readers() -> dict[type, Callable[[_Reading, Any], bool]]:
     return _READERS
 
 
-def _pre_hooks(op: Any) -> bool:
-    return bool(getattr(op, "_forward_pre_hooks", None))
+def _altered(op: Any) -> bool:
+    """Whether this instance does something else than its class: by hooks, or methods of its own."""
+    if getattr(op, "_forward_hooks", None) or getattr(op, "_forward_pre_hooks", None):
+        return True
+    return any(callable(getattr(type(op), name, None)) for name in vars(op))
 
 
 def _flatten(transform: Any) -> Iterator[Any]:
     import torchvision.transforms as v1
     import torchvision.transforms.v2 as v2
 
-    if type(transform) in (v1.Compose, v2.Compose) and "forward" not in vars(transform):
+    if type(transform) in (v1.Compose, v2.Compose) and not _altered(transform):
         for op in transform.transforms:
             yield from _flatten(op)
     else:
@@ -231,16 +256,18 @@ def _plan(reading: _Reading, rest: Sequence[Any], dtype: torch.dtype | None) -> 
             f"{', '.join(map(_name, rest))}: run as given, one sample at a time, in the loader's threads; torch's "
             "random draws there are keyed by sample; draws from Python's or NumPy's global generators are not"
         )
+    resampling = replace(reading.resampling, fill=reading.fill or _BLACK)
     return AugmentPlan(
         geometry=tuple(reading.geometry),
-        resampling=reading.resampling,
-        resize=_tensor_resize(reading.resampling) if reading.resampling.domain != "pil" else None,
+        resampling=resampling,
+        resize=_tensor_resize(resampling) if resampling.domain != "pil" else None,
         pointwise=tuple(_name(op) for op in reading.pointwise),
         table=None if probe is None else _bits(probe),
         dtype="uint8" if probe is None else str(probe.dtype).removeprefix("torch."),
-        rest=_Rest(tuple(rest), None if probe is None else type(probe), dtype) if rest else None,
+        rest=_Rest(tuple(rest), dtype) if rest else None,
         rest_names=tuple(map(_name, rest)),
         notes=tuple(notes),
+        wrap=None if probe is None or type(probe) is torch.Tensor else type(probe),
     )
 
 
@@ -250,7 +277,10 @@ def _probe(pointwise: Sequence[Any]) -> torch.Tensor:
 
     value: Any = Image.fromarray(np.repeat(np.arange(256, dtype=np.uint8)[None, :, None], 3, axis=2))
     for op in pointwise:
-        value = op(value)
+        try:
+            value = op(value)
+        except Exception as error:  # it will say the same of every image, on torch's path, where the user expects it
+            raise NotUnderstoodError(f"{_name(op)} raises {type(error).__name__}: {error}") from error
     if tuple(value.shape) != (3, 1, 256):
         names = ", ".join(map(_name, pointwise))
         raise NotUnderstoodError(f"{names} gave shape {tuple(value.shape)} for a 1 x 256 image")
@@ -284,16 +314,13 @@ def _tensor_resize(resampling: Resampling) -> Callable[[np.ndarray, tuple[int, i
 
 @dataclass(frozen=True)
 class _Rest:
-    """The user's own operations on one sample. `kind`: the tensor class they are given, None for a PIL image."""
+    """The user's own operations on one sample. dtype: cast what they give to it."""
 
     ops: tuple[Any, ...]
-    kind: type | None
     dtype: torch.dtype | None
 
     def __call__(self, image: Any, key: np.ndarray) -> Any:
         """The finished sample's image. image: PIL image or tensor; key: uint32 (4,), the sample's random key."""
-        if self.kind is not None and self.kind is not torch.Tensor:
-            image = self.kind(image)
         with KeyedRandom(key):
             for op in self.ops:
                 image = op(image)

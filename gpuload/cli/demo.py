@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import fsspec
+import typer
 from rich.console import Console
 
 from gpuload.cli import demo_data
@@ -19,7 +20,7 @@ from gpuload.cli.bench.data import look_at
 from gpuload.cli.bench.machine import this_machine
 from gpuload.cli.bench.run import Comparison, Outcome, Row, compare
 from gpuload.config import default_threads
-from gpuload.core.errors import ConfigError
+from gpuload.core.errors import ConfigError, GpuloadError
 from gpuload.report import html
 from gpuload.report.table import percent
 
@@ -55,7 +56,9 @@ def demo(*, data: str | None, out: Path, seconds: float, threads: int | None, de
             "seed": 0,
             "limit_s": 0.2 * seconds,
         }
-        comparison = Comparison(setting, ["torch", "gpuload"], rounds=ROUNDS, round_s=seconds / 28, training=training)
+        comparison = Comparison(
+            setting, ["torch", "gpuload"], rounds=ROUNDS, round_s=seconds / 32, limit_s=0.5 * seconds, training=training
+        )  # fmt: skip
         outcome = compare(comparison, tell)
     command.show(outcome, console)
     for row in outcome.rows:
@@ -63,12 +66,25 @@ def demo(*, data: str | None, out: Path, seconds: float, threads: int | None, de
             console.print(_training_line(row), markup=False)
     ours = outcome.rows[-1]
     if ours.plan:
-        console.print(f"\nWhat gpuload does with it (loader.explain()):\n{ours.plan}\n", markup=False)
+        console.print(f"\nWhat gpuload does with it (loader.explain()):\n{ours.plan}\n", markup=False, soft_wrap=True)
     page = out / "demo-report.html"
     page.write_text(report(outcome, made), encoding="utf-8")
     console.print(f"Report: {page}   ({time.monotonic() - began_s:.0f} s in all)", markup=False)
+    if ours.reason:
+        raise GpuloadError(f"gpuload could not be measured on this data: {ours.reason}")
     console.print(NEXT, style="bold", markup=False)
     return outcome
+
+
+def demo_command(
+    data: Annotated[str | None, typer.Option(help="Your own images: folder, .tar shards, or a URL of shards.")] = None,
+    out: Annotated[Path, typer.Option(help="Folder for demo-report.html and, in .gpuload, the data.")] = Path("."),
+    seconds: Annotated[float, typer.Option(help="Time for all measuring together.")] = 90.0,
+    threads: Annotated[int | None, typer.Option(help="Workers for torch, threads for gpuload [default: CPUs].")] = None,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda.")] = "auto",
+) -> None:
+    """Make a data set of photographs, train from it through torch's DataLoader and through gpuload, and compare."""
+    demo(data=data, out=out, seconds=seconds, threads=threads, device=device, console=Console(highlight=False))
 
 
 def _shards(data: str | None, cache: Path, tell: Any) -> tuple[str, Path]:

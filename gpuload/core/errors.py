@@ -66,8 +66,13 @@ class SampleError(GpuloadError):
 
 
 def sample_error(shard: str, sample: int, key: str, cause: BaseException) -> SampleError:
-    """The `SampleError` for `cause`, also an instance of `type(cause)` where Python's layouts allow it."""
-    cls = _also_a(type(cause))
+    """The `SampleError` for `cause`, also an instance of `type(cause)` where Python's layouts allow it.
+
+    A cause that is a SampleError already keeps its shard and key, which say more than those of what wraps it.
+    """
+    if isinstance(cause, SampleError):
+        return type(cause)(cause.shard, sample, cause.key, cause.problem, cause.kind)
+    cls = _also_a(type(cause))  # type: ignore[arg-type]  # mypy takes metaclass type for unhashable
     name = type(cause).__name__
     text = str(cause) or name
     problem = text if name in text or isinstance(cause, GpuloadError) else f"{name}: {text}"
@@ -76,11 +81,11 @@ def sample_error(shard: str, sample: int, key: str, cause: BaseException) -> Sam
 
 @lru_cache(maxsize=256)
 def _also_a(cause: type[BaseException]) -> type[SampleError]:
-    if issubclass(cause, SampleError) or not issubclass(cause, Exception):
+    if not issubclass(cause, Exception):
         return SampleError
     try:
         combined = type(f"SampleError[{cause.__name__}]", (SampleError, cause), {})
         combined("shard", 0, "", "probe")
-    except TypeError:  # incompatible layouts or a constructor of its own: the plain class still names everything
+    except Exception:  # incompatible layouts, or a constructor that asks for more: the plain class names everything too
         return SampleError
     return combined

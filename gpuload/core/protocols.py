@@ -22,7 +22,8 @@ class Source(Protocol):
     `core.structure.IMAGE` and each other leaf by its column number (see core/structure.py).
     """
 
-    slots: Any
+    @property
+    def slots(self) -> Any: ...
 
     def __len__(self) -> int: ...
 
@@ -33,11 +34,11 @@ class Source(Protocol):
     def fetch(self, ids: np.ndarray) -> EncodedBatch:
         """Bytes and columns of these samples. Raises nothing that concerns one sample: that goes to `failures`.
 
-        Called on fetch threads, several at once if `concurrent` is true.
+        Called on up to `fetch_threads` threads at once.
         """
         ...
 
-    concurrent: bool
+    fetch_threads: int
 
     def close(self) -> None:
         """Free files and threads. No call follows."""

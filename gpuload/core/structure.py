@@ -6,7 +6,8 @@ batch. Owns nothing but that; the order of columns is the order in which the lea
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import copy
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +25,9 @@ class EncodedImage:
 class _Image:
     def __repr__(self) -> str:
         return "IMAGE"
+
+    def __reduce__(self) -> str:
+        return "IMAGE"  # told by identity: unpickled, it is the one below
 
 
 IMAGE = _Image()
@@ -61,13 +65,23 @@ def take_apart(sample: Any) -> tuple[Any, Any, list[Any]]:
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:
     """`tree` with every leaf replaced by function(leaf); tuples, named tuples, lists and dicts are descended."""
     if isinstance(tree, Mapping):
-        mapped = {k: map_leaves(function, v) for k, v in tree.items()}
-        return mapped if type(tree) is dict else type(tree)(mapped)  # type: ignore[call-arg]
+        return mapping_like(tree, {k: map_leaves(function, v) for k, v in tree.items()})
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return type(tree)(*(map_leaves(function, v) for v in tree))
     if isinstance(tree, (tuple, list)):
         return type(tree)(map_leaves(function, v) for v in tree)
     return function(tree)
+
+
+def mapping_like(mapping: Mapping, entries: dict) -> Mapping:
+    """`entries` as another of `mapping`'s class, which has the same keys; a defaultdict keeps its default."""
+    if type(mapping) is dict:
+        return entries
+    if isinstance(mapping, MutableMapping):
+        made = copy.copy(mapping)
+        made.update(entries)
+        return made
+    return type(mapping)(entries)  # type: ignore[call-arg]
 
 
 def fill(slots: Any, image: Any, fields: list[Any]) -> Any:

@@ -56,7 +56,7 @@ class PillowDecoder:
             if row in encoded.failures:
                 continue
             try:
-                opened[place] = Image.open(io.BytesIO(encoded.encoded(row)))
+                opened[place] = Image.open(io.BytesIO(encoded.encoded(row).data))
             except Exception as error:  # a damaged file may raise anything; it is named, not lost
                 out.failures[row] = error
         self._place(opened, out, resolve)
@@ -65,7 +65,7 @@ class PillowDecoder:
                 out.images[place] = self._pixels(image, out.geometry[place])
             except Exception as error:  # as above
                 out.failures[rows[place]] = error
-        out.decoders[self.name] = len(rows) - len(out.failures)
+        out.decoders[self.name] = sum(image is not None for image in out.images)
         return out
 
     def close(self) -> None:

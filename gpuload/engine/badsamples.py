@@ -1,6 +1,7 @@
 """What became of bad samples: counted by kind, listed in a file, and the policy for what a batch holds instead.
 
-Owns the policy as a pure function and the log. Which error a sample has is decided where it happens.
+Owns the policy as a pure function, the log, and that an error kept does not keep a batch. Which error a sample has is
+decided where it happens.
 """
 
 from __future__ import annotations
@@ -9,6 +10,9 @@ import json
 import os
 import tempfile
 import threading
+import traceback
+import warnings
+import weakref
 from collections import Counter
 from collections.abc import Mapping
 
@@ -29,16 +33,35 @@ def rows_to_keep(rows: int, failed: set[int], policy: str) -> np.ndarray:
     return good[np.maximum(np.searchsorted(good, np.arange(rows), side="right") - 1, 0)]
 
 
+def forget_locals(error: BaseException) -> None:
+    """Drop the variables of the frames that `error` and its causes came through, as far as they have ended.
+
+    They hold the batch's bytes and images, and by way of those the error itself: without this a batch would live
+    for as long as someone keeps the error, and then until the next garbage collection.
+    """
+    seen: set[int] = set()
+    todo: list[BaseException | None] = [error]
+    while todo:
+        met = todo.pop()
+        if met is not None and id(met) not in seen:
+            seen.add(id(met))
+            traceback.clear_frames(met.__traceback__)
+            todo += (met.__cause__, met.__context__)
+
+
 class BadSamples:
     """The log of one loader. Thread-safe; the file is made with the first bad sample and holds a JSON object a line.
 
-    Written through one descriptor opened for appending, so that a fork's lines don't tear its parent's.
+    Opened for appending and written a line at a time, so that a fork's lines don't tear its parent's. Where it cannot
+    be written a warning says so, once; the counts go on.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._path: str | None = None
+        self._unwritable = False
+        _LOGS.add(self)
 
     def add(self, error: SampleError, *, epoch: int, batch: int, policy: str) -> None:
         line = {
@@ -53,11 +76,19 @@ class BadSamples:
         }
         with self._lock:
             self._counts[error.kind] += 1
+            if not self._unwritable:
+                self._write(json.dumps(line) + "\n")
+
+    def _write(self, line: str) -> None:
+        try:
             if self._path is None:
                 handle, self._path = tempfile.mkstemp(prefix=f"gpuload-bad-samples-{os.getpid()}-", suffix=".jsonl")
                 os.close(handle)
             with open(self._path, "a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(line)
+        except OSError as error:
+            self._unwritable = True
+            warnings.warn(f"bad samples are counted but no longer listed: {error}", stacklevel=3)
 
     @property
     def path(self) -> str | None:
@@ -68,3 +99,16 @@ class BadSamples:
         """Bad samples by kind since the loader was made."""
         with self._lock:
             return dict(self._counts)
+
+
+_LOGS: weakref.WeakSet[BadSamples] = weakref.WeakSet()
+
+
+def _renew_locks() -> None:
+    """In a forked child, where nobody will release a lock that a thread of the parent held."""
+    for log in list(_LOGS):
+        log._lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_locks)

@@ -9,11 +9,13 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 
 from gpuload.config import MAX_BYTES_AHEAD
 from gpuload.engine.flow import Flow, InlineFlow
-from gpuload.engine.threads import ThreadPool
-from gpuload.engine.work import Work
+from gpuload.engine.stats import Meter
+from gpuload.engine.threads import ThreadPool, close_pools
+from gpuload.engine.work import Meters, Work
 
 
 class Engine:
@@ -28,24 +30,24 @@ class Engine:
         self.work, self.threads, self.pid = work, threads, os.getpid()
         pools: tuple[ThreadPool, ...] = ()
         if threads:
-            callers = work.decoder.callers(threads)
-            work.meters.fetch.threads, work.meters.decode.threads = fetch_threads, callers
             pools = (
                 ThreadPool("fetch", fetch_threads, meter=work.meters.fetch),
-                ThreadPool("decode", callers, meter=work.meters.decode, prepare=prepare),
+                ThreadPool("decode", work.decoder.callers(threads), meter=work.meters.decode, prepare=prepare),
             )
         self._pools = pools
         self._finalizer = weakref.finalize(self, _close, pools, close, self.pid)
 
     def start(self, *, epoch: int, depth: int, in_order: bool) -> Flow | InlineFlow:
-        """A flow for one epoch, with the meters at zero."""
-        for meter in self.work.meters.all():
-            meter.reset()
-        self.work.decoders.clear()
+        """A flow for one epoch, with counters of its own: an earlier flow's last tasks don't count into this one's."""
+        sizes = [pool.size for pool in self._pools] or [0, 0]
+        meters = Meters(Meter("fetch", sizes[0]), Meter("decode", sizes[1]), Meter("finish"))
+        work = replace(self.work, meters=meters, decoders={})
         if not self._pools:
-            return InlineFlow(self.work, epoch)
+            return InlineFlow(work, epoch)
         fetchers, decoders = self._pools
-        return Flow(self.work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order)
+        fetchers.measure(meters.fetch)
+        decoders.measure(meters.decode)
+        return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order)
 
     @property
     def forked(self) -> bool:
@@ -63,6 +65,5 @@ class Engine:
 def _close(pools: tuple[ThreadPool, ...], close: Callable[[], None], pid: int) -> None:
     if pid != os.getpid():
         return
-    for pool in pools:
-        pool.close()
+    close_pools(*pools)
     close()

@@ -1,26 +1,34 @@
 """One epoch on its way: batches planned, in the making, ready; bounded, in order, cancellable at any moment.
 
 Owns the queue discipline. Rules:
-1. The sampler and everything else of the user's order runs on the consumer's thread (`loader.py` pulls); a flow
+1. The sampler and everything else of the user's order runs on the consumer's thread (`accelerated.py` pulls); a flow
    is given plans.
-2. At most `depth` batches are undelivered, and at most `max_bytes` of encoded bytes lie ahead of the decoder; the
-   oldest batch is always allowed, so that one large batch cannot stop everything.
-3. All decode threads work on the oldest batch that has work, so the first batch is as early as it can be.
+2. At most `depth` batches are undelivered, and at most `max_bytes` of encoded bytes lie ahead of the decoder. A size
+   is known only when its bytes are there: one being read counts as the largest so far, no more are read at once than
+   there are fetch threads, and where nothing lies ahead one batch is let in, so that a large one stops nothing.
+3. All threads work on the oldest batch that has work, so the first batch is as early as it can be.
 4. A cancelled flow's tasks end without touching anything; nobody waits for them.
+5. An error leaves without its frames' variables: they hold the batch's memory, and the error would hold them.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
 from dataclasses import dataclass, field
+from functools import partial
 
 from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import EpochCancelledError
+from gpuload.engine.badsamples import forget_locals
 from gpuload.engine.threads import ThreadPool
 from gpuload.engine.work import Filling, Finished, Work
+
+_RANKS = itertools.count()
+"""A batch's rank in its pools is when it was let in: the oldest first, and no flow before another's older ones."""
 
 
 class WaitTimeoutError(Exception):
@@ -30,6 +38,7 @@ class WaitTimeoutError(Exception):
 @dataclass(eq=False)
 class _InFlight:
     plan: BatchPlan
+    rank: int
     filling: Filling | None = None
     rows_left: int = 0
     nbytes: int = 0
@@ -49,6 +58,8 @@ class Flow:
     in_order: bool = True
     nbytes: int = 0
     cancelled: bool = False
+    _largest: int = 0
+    _fetching: int = 0
     _planned: deque[BatchPlan] = field(default_factory=deque)
     _active: list[_InFlight] = field(default_factory=list)
     _change: threading.Condition = field(default_factory=threading.Condition)
@@ -81,7 +92,7 @@ class Flow:
         with self._change:
             while True:
                 if self.cancelled:
-                    raise EpochCancelledError("this iterator was closed; make a new one with iter(loader)")
+                    raise _closed()
                 candidates = self._active[:1] if self.in_order else self._active
                 batch = next((b for b in candidates if b.finished is not None), None)
                 if batch is not None:
@@ -103,67 +114,96 @@ class Flow:
             self.cancelled = True
             self._planned.clear()
             self._active.clear()
+            self.nbytes = 0
             self._change.notify_all()
+
+    def _room(self) -> bool:
+        """Whether one more batch may be let in. Under the lock."""
+        if len(self._active) >= self.depth:
+            return False
+        ahead = self.nbytes + self._fetching * self._largest
+        bounded = self._fetching < self.fetchers.size and ahead + self._largest <= self.max_bytes
+        return bounded or not (self.nbytes or self._fetching)
 
     def _admit(self) -> None:
         admitted = []
         with self._change:
-            while self._planned and len(self._active) < self.depth:
-                if self.nbytes >= self.max_bytes and self._active:
-                    break
-                batch = _InFlight(self._planned.popleft())
+            while self._planned and not self.cancelled and self._room():
+                batch = _InFlight(self._planned.popleft(), next(_RANKS))
                 self._active.append(batch)
+                self._fetching += 1
                 admitted.append(batch)
         for batch in admitted:
-            self.fetchers.submit(lambda batch=batch: self._fetch(batch))
+            self.fetchers.submit(partial(self._fetch, batch), rank=batch.rank)
 
     def _fetch(self, batch: _InFlight) -> None:
         if self.cancelled:
             return
+        filling = finished = None
         try:
-            encoded = self.work.fetch(batch.plan)
-            batch.nbytes = encoded.data.nbytes
-            batch.filling = self.work.fill(batch.plan, self.epoch, encoded)
-        except Exception as error:  # handed to the consumer as this batch
-            self._done(batch, Finished(batch.plan.number, 0, error=error))
-            return
+            filling = self.work.fill(batch.plan, self.epoch, self.work.fetch(batch.plan))
+        except BaseException as error:  # whatever it is, a user's SystemExit too, is handed to the consumer
+            finished = _failed(batch.plan, error)
         with self._change:
-            self.nbytes += batch.nbytes
-            batch.rows_left = len(batch.plan)
+            self._fetching -= 1
+            if filling is not None and not self.cancelled:
+                batch.filling, batch.rows_left = filling, len(batch.plan)
+                batch.nbytes = filling.encoded.data.nbytes
+                self.nbytes += batch.nbytes
+                self._largest = max(self._largest, batch.nbytes)
+        if finished is None:
+            finished = self._spread(batch)
+        if finished is not None:
+            self._done(batch, finished)
+        else:
+            self._admit()
+
+    def _spread(self, batch: _InFlight) -> Finished | None:
+        """Hand the batch's rows to the decode threads. An error where there are none to be had."""
         step = self.work.decoder.rows_per_task or max(1, len(batch.plan))
-        for start in range(0, max(1, len(batch.plan)), step):
-            rows = range(start, min(start + step, len(batch.plan)))
-            self.decoders.submit(lambda rows=rows: self._decode(batch, rows))
+        try:
+            for start in range(0, max(1, len(batch.plan)), step):
+                rows = range(start, min(start + step, len(batch.plan)))
+                self.decoders.submit(partial(self._decode, batch, rows), rank=batch.rank)
+        except RuntimeError as error:
+            return _failed(batch.plan, error)
+        return None
 
     def _decode(self, batch: _InFlight, rows: range) -> None:
-        if self.cancelled:
+        filling, finished = batch.filling, None
+        if self.cancelled or filling is None:  # an error in other rows has ended the batch
             return
-        assert batch.filling is not None
         try:
-            self.work.decode(batch.filling, rows)
-        except Exception as error:  # handed to the consumer as this batch
-            self._done(batch, Finished(batch.plan.number, 0, error=error))
-            return
+            self.work.decode(filling, rows)
+            if self._was_last(batch, rows):
+                finished = self.work.finish(filling)
+        except BaseException as error:  # the user's code may raise anything: handed on as this batch
+            finished = _failed(batch.plan, error)
+        if finished is not None:
+            self._done(batch, finished)
+
+    def _was_last(self, batch: _InFlight, rows: range) -> bool:
         with self._change:
             batch.rows_left -= len(rows)
-            last = batch.rows_left <= 0 and batch.finished is None
-        if not last:
-            return
-        try:
-            finished = self.work.finish(batch.filling)
-        except Exception as error:  # the user's collate_fn may raise anything: handed on as this batch
-            finished = Finished(batch.plan.number, 0, error=error)
-        self._done(batch, finished)
+            return batch.rows_left == 0 and batch.finished is None and not self.cancelled
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
         with self._change:
-            if batch.finished is None:
-                batch.finished = finished
-                batch.filling = None
+            if batch.finished is None and not self.cancelled:
+                batch.finished, batch.filling = finished, None
                 self.nbytes -= batch.nbytes
-                batch.nbytes = 0
             self._change.notify_all()
         self._admit()
+
+
+def _failed(plan: BatchPlan, error: BaseException) -> Finished:
+    """The error in the batch's place. Called by the frame that caught it, which is left out of its traceback."""
+    forget_locals(error)
+    return Finished(plan.number, 0, error=error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
+
+
+def _closed() -> EpochCancelledError:
+    return EpochCancelledError("this iterator was closed; make a new one with iter(loader)")
 
 
 @dataclass(eq=False)
@@ -185,6 +225,8 @@ class InlineFlow:
         return len(self._planned)
 
     def take(self, timeout_s: float | None) -> Finished:
+        if self.cancelled:
+            raise _closed()
         plan = self._planned.popleft()
         filling = self.work.fill(plan, self.epoch, self.work.fetch(plan))
         step = self.work.decoder.rows_per_task or max(1, len(plan))
@@ -193,4 +235,5 @@ class InlineFlow:
         return self.work.finish(filling)
 
     def cancel(self) -> None:
+        self.cancelled = True
         self._planned.clear()

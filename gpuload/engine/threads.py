@@ -1,18 +1,24 @@
-"""Threads that take tasks in the order given, and stop within two seconds from any state.
+"""Threads that take tasks by rank, and stop within two seconds from any state.
 
 Owns thread life: daemon threads, started on first use, stopped when the pool is closed, when its owner is
-garbage-collected (the threads hold only `_State`, never the owner), or at interpreter exit. After a fork the child
-has no threads of its parent's: a pool knows the process it was made in.
+garbage-collected (the threads hold only `_State`, never the owner), or at interpreter exit. Rules
+(tests/engine/test_threads.py):
+1. After a fork the child has no threads of its parent's, and perhaps a lock that nobody will release: a pool does
+   nothing in a process that it was not made in.
+2. A finalizer may run in the middle of any line, of one of the pool's own threads too: locks are re-entrant, and a
+   thread waits neither for itself nor for its colleagues, who may wait for what it holds.
+3. Stopping waits for STOP_WAIT_S once, however many pools there are and however often it is asked for.
 """
 
 from __future__ import annotations
 
 import atexit
+import heapq
+import itertools
 import os
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -26,11 +32,15 @@ Task = Callable[[], None]
 class _State:
     """What threads share with their pool. Guarded by `wake`'s lock."""
 
+    meter: Meter
+    measured_since: float = field(default_factory=time.perf_counter)
     wake: threading.Condition = field(default_factory=threading.Condition)
-    tasks: deque[Task] = field(default_factory=deque)
+    tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # a heap of (rank, arrival, task)
+    arrivals: itertools.count[int] = field(default_factory=itertools.count)
     threads: list[threading.Thread] = field(default_factory=list)
     idle: int = 0
     stopping: bool = False
+    waited: bool = False
     pid: int = field(default_factory=os.getpid)
 
 
@@ -45,41 +55,58 @@ class ThreadPool:
 
     def __init__(self, name: str, threads: int, *, meter: Meter, prepare: Task | None = None):
         self.name, self.size = name, threads
-        self._meter, self._prepare = meter, prepare
-        self._state = _State()
-        self._finalizer = weakref.finalize(self, _stop, self._state)
+        self._prepare = prepare
+        self._state = _State(meter)
+        self._finalizer = weakref.finalize(self, _stop, (self._state,))
         self._finalizer.atexit = False  # `_stop_all` below does it for all pools at once
         _LIVE.add(self)
 
-    def submit(self, task: Task, *, first: bool = False) -> None:
-        """Queue a task: behind all others, or before them. Any thread. Ignored once closed."""
+    def measure(self, meter: Meter) -> None:
+        """From now on waiting time is `meter`'s: a new epoch."""
+        with self._state.wake:
+            self._state.meter, self._state.measured_since = meter, time.perf_counter()
+
+    def submit(self, task: Task, *, rank: int) -> None:
+        """Queue a task: before all of a higher rank, after those of the same. Any thread. Ignored once closed.
+
+        Raises RuntimeError where the pool has no thread and the system gives it none.
+        """
         state = self._state
         with state.wake:
             if state.stopping:
                 return
-            state.tasks.appendleft(task) if first else state.tasks.append(task)
-            if state.idle:
-                state.wake.notify()
-            elif len(state.threads) < self.size:
-                thread = threading.Thread(
-                    target=_work,
-                    args=(state, self._meter, self._prepare),
-                    name=f"gpuload-{self.name}-{len(state.threads)}",
-                    daemon=True,
-                )
-                state.threads.append(thread)
-                thread.start()
+            if len(state.tasks) >= state.idle and len(state.threads) < self.size:
+                self._start_thread()
+            heapq.heappush(state.tasks, (rank, next(state.arrivals), task))
+            state.wake.notify()
+
+    def _start_thread(self) -> None:
+        state = self._state
+        name = f"gpuload-{self.name}-{len(state.threads)}"
+        thread = threading.Thread(target=_work, args=(state, self._prepare), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system gives no more: those that there are do the work
+            if not state.threads:
+                raise
+        else:
+            state.threads.append(thread)
 
     def close(self) -> None:
         """Drop what is queued, let running tasks end, wait for the threads (at most STOP_WAIT_S)."""
-        _stop(self._state)
+        close_pools(self)
 
     def __repr__(self) -> str:
         state = self._state
         return f"ThreadPool({self.name}, {len(state.threads)}/{self.size} threads, {len(state.tasks)} queued)"
 
 
-def _work(state: _State, meter: Meter, prepare: Task | None) -> None:
+def close_pools(*pools: ThreadPool) -> None:
+    """Close them all, waiting no longer than for one."""
+    _stop(tuple(pool._state for pool in pools))
+
+
+def _work(state: _State, prepare: Task | None) -> None:
     if prepare is not None:
         prepare()
     while True:
@@ -91,37 +118,31 @@ def _work(state: _State, meter: Meter, prepare: Task | None) -> None:
             state.idle -= 1
             if state.stopping:
                 return
-            task = state.tasks.popleft()
+            task = heapq.heappop(state.tasks)[2]
+            meter, began = state.meter, max(began, state.measured_since)
         meter.add(wait_s=time.perf_counter() - began)
         task()
         del task  # it may hold the last reference to a batch: not to be kept while waiting for the next
 
 
-def _signal(state: _State) -> None:
-    with state.wake:
-        state.stopping = True
-        state.tasks.clear()
-        state.wake.notify_all()
-
-
-def _join(state: _State, until: float) -> None:
-    for thread in state.threads:
-        if thread is not threading.current_thread():
-            thread.join(max(0.0, until - time.monotonic()))
-
-
-def _stop(state: _State) -> None:
-    if state.pid != os.getpid():  # forked: those threads are the parent's, and its lock may be held for ever here
+def _stop(states: tuple[_State, ...]) -> None:
+    mine = [state for state in states if state.pid == os.getpid()]
+    for state in mine:
+        with state.wake:
+            state.stopping = True
+            state.tasks.clear()
+            state.wake.notify_all()
+    here = threading.current_thread()
+    if any(here in state.threads for state in mine):
         return
-    _signal(state)
-    _join(state, time.monotonic() + STOP_WAIT_S)
+    until = time.monotonic() + STOP_WAIT_S
+    for state in mine:
+        if not state.waited:
+            state.waited = True
+            for thread in state.threads:
+                thread.join(max(0.0, until - time.monotonic()))
 
 
 @atexit.register
 def _stop_all() -> None:
-    states = [pool._state for pool in list(_LIVE) if pool._state.pid == os.getpid()]
-    for state in states:
-        _signal(state)
-    until = time.monotonic() + STOP_WAIT_S
-    for state in states:
-        _join(state, until)
+    _stop(tuple(pool._state for pool in list(_LIVE)))

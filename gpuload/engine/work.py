@@ -20,7 +20,7 @@ from gpuload.augment.run import finish_rows, store_rows
 from gpuload.core.batch import BatchPlan, EncodedBatch, TensorSpec
 from gpuload.core.errors import SampleError, sample_error
 from gpuload.core.protocols import Decoder, Source
-from gpuload.engine.badsamples import BadSamples, rows_to_keep
+from gpuload.engine.badsamples import BadSamples, forget_locals, rows_to_keep
 from gpuload.engine.stats import Meter
 
 
@@ -83,6 +83,8 @@ class Work:
         """D. The bytes of the batch."""
         began = time.perf_counter()
         encoded = self.source.fetch(plan.ids)
+        for error in encoded.failures.values():
+            forget_locals(error)
         self.meters.fetch.add(items=len(plan), nbytes=encoded.data.nbytes, busy_s=time.perf_counter() - began)
         return encoded
 
@@ -104,6 +106,8 @@ class Work:
             store_rows(self.augment, decoded, filling.memory.array)
         else:
             filling.finished.update(finish_rows(self.augment, decoded, filling.plan.keys, self.tensor))
+        for error in decoded.failures.values():
+            forget_locals(error)
         filling.failures.update(decoded.failures)
         with self._counting:
             for name, count in decoded.decoders.items():

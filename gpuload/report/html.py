@@ -252,7 +252,7 @@ polyline{fill:none;stroke-width:2;vector-effect:non-scaling-stroke;stroke-linejo
 polyline.ours{stroke:var(--ours)}polyline.other{stroke:var(--other)}
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;font-size:.875rem;font-variant-numeric:tabular-nums;width:100%}
-th,td{padding:.4rem .6rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
+th,td{padding:.4rem .45rem;text-align:right;border-bottom:1px solid var(--line);white-space:nowrap}
 th:first-child{text-align:left;padding-left:0}
 thead th{color:var(--dim);font-weight:500;vertical-align:bottom;white-space:normal}
 pre{background:var(--panel);padding:.8rem;border-radius:6px;overflow-x:auto;font-size:.8rem;line-height:1.45}

@@ -17,6 +17,7 @@ from gpuload.core.philox import philox, split
 
 ORDERS = ("sequential", "shuffle")
 _ROUNDS = 6
+_SMALL_BLOCK_BITS = 8  # 6 rounds of so narrow a network favour some permutations, visibly; 12 don't (tests/sampling)
 _BLOCK = 1 << 14  # ids made at a time: 64 KiB a temporary stays in L2, and the per-call cost is spread over many
 
 
@@ -63,7 +64,7 @@ def _feistel(values: np.ndarray, half_bits: int, key: np.ndarray) -> np.ndarray:
     left, right = values >> shift, values & mask
     counter = np.zeros((len(values), 4), np.uint32)
     counter[:, 2:] = key[2:]
-    for step in range(_ROUNDS):
+    for step in range(_ROUNDS if 2 * half_bits > _SMALL_BLOCK_BITS else 2 * _ROUNDS):
         counter[:, 0] = right  # at most 32 bits: lengths below 2**63 have halves of at most 32
         counter[:, 1] = step
         left, right = right, left ^ (philox(counter, key[:2])[:, 0] & mask)

@@ -19,6 +19,7 @@ from gpuload.shards.urls import Options, expand, filesystem, is_folder, is_local
 
 FORMATS = ("auto", "folder", "tar")
 POLICIES = ("raise", "skip")
+TAR_NAMES = (".tar", ".tar.gz", ".tgz", ".tar.bz2", ".tar.xz", ".tar.zst")  # compressed ones are met with a reason
 CLASSES_FILE = "classes.json"
 
 
@@ -53,7 +54,7 @@ def open_catalog(
         table, classes, findings = folder.table, folder.classes, folder.findings
     else:
         shards = [shard for name in names for shard in tar_shards(name, options)]
-        scan = open_manifest(shards, options)
+        scan = open_manifest(shards, options, tolerant=on_error == "skip")
         table, findings = scan.table, scan.findings
         classes = _read_classes(shards, options)
     if on_error == "raise":
@@ -90,7 +91,7 @@ def _tars_in(url: str, options: Options) -> list[str]:
     else:
         system, path = filesystem(url, options)
         names = [name.rstrip("/").rpartition("/")[2] for name in system.ls(path, detail=False)]
-    return [f"{prefix}/{name}" for name in sorted(names) if name.endswith(".tar") and not name.startswith(".")]
+    return [f"{prefix}/{name}" for name in sorted(names) if name.endswith(TAR_NAMES) and not name.startswith(".")]
 
 
 def _read_classes(shards: list[str], options: Options) -> tuple[str, ...] | None:

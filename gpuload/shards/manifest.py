@@ -10,10 +10,12 @@ import hashlib
 import os
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import replace
 
+from gpuload.core.errors import ShardError
 from gpuload.shards.array_file import read_arrays
 from gpuload.shards.index import cache_dir, from_arrays, open_index, store, to_arrays
-from gpuload.shards.table import join
+from gpuload.shards.table import Finding, join
 from gpuload.shards.tar import ShardScan
 from gpuload.shards.urls import Options, Stamp, is_local, stamps
 
@@ -42,14 +44,19 @@ def open_manifest(
     urls: list[str],
     options: Options,
     *,
+    tolerant: bool = False,
     rebuild: bool = False,
     on_shard: Callable[[str], None] = lambda url: None,
 ) -> ShardScan:
-    """All samples of these shards, in order. `on_shard` hears of each shard that was indexed. Raises ShardError.
+    """All samples of these shards, in order. `on_shard` hears of each shard that was indexed.
 
-    One shard's index is its own manifest.
+    Raises ShardError for a shard that cannot be read or is no tar; tolerant: it becomes a finding, and as long as
+    there is one, no manifest is kept. One shard's index is its own manifest.
     """
-    versions = stamps(urls, options)
+    unusable: list[ShardError] = []
+    found_stamps = stamps(urls, options, failed=unusable if tolerant else None)
+    urls = [url for url, version in zip(urls, found_stamps, strict=True) if version is not None]
+    versions = [version for version in found_stamps if version is not None]
     names = [os.path.basename(url) for url in urls]
     meta = {"kind": "manifest", "names": names, "stamps": [str(version) for version in versions]}
     if len(urls) > 1 and not rebuild:
@@ -57,31 +64,46 @@ def open_manifest(
             found = read_arrays(path)
             if found is not None and {name: found.meta.get(name) for name in meta} == meta:
                 return from_arrays(found, files=urls)
-    scans = _build(urls, versions, options, rebuild, on_shard)
+    scans = _build(urls, versions, options, rebuild, unusable if tolerant else None, on_shard)
     findings = tuple(finding for scan in scans for finding in scan.findings)
+    if not scans:
+        raise unusable[0]
     whole = ShardScan(join([scan.table for scan in scans]), findings)
+    if unusable:
+        lost = tuple(Finding(error.url, "", error.problem, error.cure) for error in unusable)
+        return replace(whole, findings=findings + lost)
     if len(urls) > 1:
         store(manifest_paths(urls), to_arrays(whole, meta))
     return whole
 
 
 def _build(
-    urls: list[str], versions: list[Stamp], options: Options, rebuild: bool, on_shard: Callable[[str], None]
+    urls: list[str],
+    versions: list[Stamp],
+    options: Options,
+    rebuild: bool,
+    failed: list[ShardError] | None,
+    on_shard: Callable[[str], None],
 ) -> list[ShardScan]:
     scans: dict[int, ShardScan] = {}
-    with ThreadPoolExecutor(min(BUILD_THREADS, len(urls)), thread_name_prefix="gpuload-index") as pool:
+    with ThreadPoolExecutor(max(1, min(BUILD_THREADS, len(urls))), thread_name_prefix="gpuload-index") as pool:
         futures = {
             pool.submit(open_index, url, version, options, rebuild=rebuild): number
             for number, (url, version) in enumerate(zip(urls, versions, strict=True))
         }
         try:
             for future in as_completed(futures):
-                scans[futures[future]] = future.result()
+                try:
+                    scans[futures[future]] = future.result()
+                except ShardError as error:
+                    if failed is None:
+                        raise
+                    failed.append(error)
                 on_shard(urls[futures[future]])
         except BaseException:
             pool.shutdown(wait=True, cancel_futures=True)
             raise
-    return [scans[number] for number in range(len(urls))]
+    return [scans[number] for number in sorted(scans)]
 
 
 def _digest(text: str) -> str:

@@ -24,7 +24,6 @@ ReadAt = Callable[[int, int], bytes]
 REMOTE_THREADS = 16
 """Questions asked at once of a remote file system: each is a round trip of tens of milliseconds."""
 
-_BRACES = re.compile(r"\{([^{}]*)\}")
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)$")
 
 
@@ -92,25 +91,46 @@ def _glob(url: str, options: Options) -> list[str]:
 
 
 def braces(pattern: str) -> list[str]:
-    """Shell-like alternatives: "train-{00..02}.tar", "{train,val}/x.tar". Braces without them stay as they are.
+    """Alternatives as bash has them: "train-{00..02}.tar", "{train,val}/x.tar". Other braces stay as they are.
 
     >>> braces("t-{09..11}.{tar,zip}")
     ['t-09.tar', 't-09.zip', 't-10.tar', 't-10.zip', 't-11.tar', 't-11.zip']
     """
-    for match in _BRACES.finditer(pattern):
-        numbers = _NUMBERS.match(match[1])
+    for start, character in enumerate(pattern):
+        if character != "{":
+            continue
+        parts, end = _alternatives(pattern, start)
+        numbers = _NUMBERS.match(parts[0]) if len(parts) == 1 else None
         if numbers:
-            width = len(numbers[1]) if numbers[1].startswith("0") else 0
-            low, high = int(numbers[1]), int(numbers[2])
-            step = 1 if high >= low else -1
-            choices = [f"{i:0{width}d}" for i in range(low, high + step, step)]
-        elif "," in match[1]:
-            choices = match[1].split(",")
+            choices = _count(numbers[1], numbers[2])
+        elif len(parts) > 1:
+            choices = [choice for part in parts for choice in braces(part)]
         else:
             continue
-        head, tails = pattern[: match.start()], braces(pattern[match.end() :])
-        return [h + tail for choice in choices for h in braces(head + choice) for tail in tails]
+        return [pattern[:start] + choice + tail for choice in choices for tail in braces(pattern[end + 1 :])]
     return [pattern]
+
+
+def _alternatives(pattern: str, start: int) -> tuple[list[str], int]:
+    """(what stands between commas in the braces that open at `start`, where they close); nothing if they do not."""
+    depth, parts, begin = 0, [], start + 1
+    for place in range(start, len(pattern)):
+        character = pattern[place]
+        depth += (character == "{") - (character == "}")
+        if depth == 0 or (depth == 1 and character == ","):
+            parts.append(pattern[begin:place])
+            begin = place + 1
+        if depth == 0:
+            return parts, place
+    return [], start
+
+
+def _count(first: str, last: str) -> list[str]:
+    padded = any(len(number) > 1 and number.startswith("0") for number in (first, last))
+    width = max(len(first), len(last)) if padded else 0
+    low, high = int(first), int(last)
+    step = 1 if high >= low else -1
+    return [f"{i:0{width}d}" for i in range(low, high + step, step)]
 
 
 def is_folder(url: str, options: Options) -> bool:
@@ -120,12 +140,25 @@ def is_folder(url: str, options: Options) -> bool:
     return bool(url.endswith("/") or system.isdir(path))
 
 
-def stamps(urls: list[str], options: Options) -> list[Stamp]:
-    """One a URL, in order. Raises ShardError for a file that is not there or may not be read."""
+def stamps(urls: list[str], options: Options, *, failed: list[ShardError] | None = None) -> list[Stamp | None]:
+    """One a URL, in order. Raises ShardError for a file that is not there or may not be read.
+
+    With `failed`, the error is put there instead, and None in the stamp's place.
+    """
+
+    def one(url: str) -> Stamp | None:
+        try:
+            return stamp(url, options)
+        except ShardError as error:
+            if failed is None:
+                raise
+            failed.append(error)
+            return None
+
     if all(is_local(url) for url in urls):
-        return [stamp(url, options) for url in urls]
+        return [one(url) for url in urls]
     with ThreadPoolExecutor(min(REMOTE_THREADS, len(urls)), thread_name_prefix="gpuload-stamp") as pool:
-        return list(pool.map(lambda url: stamp(url, options), urls))
+        return list(pool.map(one, urls))
 
 
 def stamp(url: str, options: Options) -> Stamp:

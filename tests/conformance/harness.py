@@ -80,7 +80,7 @@ def assert_same(scenario: Callable[[Make], Any], *, taken: str | None, **options
     loaders: list[Any] = []
 
     def make(*args: Any, **kwargs: Any) -> Any:
-        loaders.append(gpuload.DataLoader(*args, **options, **kwargs))
+        loaders.append(gpuload.DataLoader(*args, **{**options, **kwargs}))
         return loaders[-1]
 
     theirs, ours = observe(scenario, TorchDataLoader), observe(scenario, make)
@@ -104,9 +104,10 @@ def observe(scenario: Callable[[Make], Any], make: Make) -> Trace:
 
 def attempt(action: Callable[[], Any], *also: type[BaseException]) -> Any:
     """What `action` returns, or `Raised`. also: exceptions outside `Exception` that are expected."""
+    expected: tuple[type[BaseException], ...] = (Exception, *also)
     try:
         return action()
-    except (Exception, *also) as error:
+    except expected as error:
         told = "".join(traceback.format_exception(error))
         _forget_frames(error)
         return Raised(error, told)
@@ -141,11 +142,20 @@ def train(loader: Any, epochs: int = 2, generator: torch.Generator | None = None
 
 
 def attributes(loader: Any) -> dict[str, Any]:
-    """The instance attributes that torch's class has. An automatic num_workers is an int of its own kind."""
+    """The instance attributes that torch's class has. gpuload's automatic counts are ints of a type of their own."""
     found = {name: value for name, value in vars(loader).items() if name in TORCH_ATTRIBUTES}
-    assert isinstance(found["num_workers"], int)
-    found["num_workers"] = int(found["num_workers"])
+    for name in ("num_workers", "prefetch_factor"):
+        if isinstance(found[name], int):
+            found[name] = int(found[name])
     return found
+
+
+def named(arguments: Any) -> str:
+    """A test's id for keyword arguments, the same in every run: functions and generators by name, not by address."""
+    if not isinstance(arguments, Mapping):
+        return str(arguments)
+    words = {key: getattr(value, "__name__", value) for key, value in arguments.items()}
+    return ", ".join(f"{k}={type(v).__name__ if 'object at' in repr(v) else v}" for k, v in words.items()) or "nothing"
 
 
 def in_forked_child(action: Callable[[], Any]) -> Any:
@@ -193,7 +203,7 @@ def differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
             yield from differences(a, b, f"{where}[{i}]")
     elif theirs is ours or _equal(theirs, ours):
         return
-    elif hasattr(theirs, "__dict__") and vars(theirs):
+    elif type(theirs).__eq__ is object.__eq__ and hasattr(theirs, "__dict__"):
         for name, value in vars(theirs).items():
             yield from differences(value, getattr(ours, name, "missing"), f"{where}.{name}")
     else:
@@ -205,7 +215,7 @@ def _tensor_differences(theirs: torch.Tensor, ours: torch.Tensor, where: str) ->
         if getattr(theirs, name) != getattr(ours, name):
             yield f"{where}.{name}: {getattr(theirs, name)} became {getattr(ours, name)}"
             return
-    if theirs.layout is torch.strided and theirs.is_contiguous() != ours.is_contiguous():
+    if theirs.layout is torch.strided and theirs.is_contiguous() and not ours.is_contiguous():
         yield f"{where}: strides {theirs.stride()} became {ours.stride()}"
     theirs, ours = theirs.to_dense(), ours.to_dense()
     if not torch.allclose(theirs, ours, rtol=0, atol=0, equal_nan=True):
@@ -221,17 +231,19 @@ def _error_differences(theirs: Any, ours: Any, where: str) -> Iterator[str]:
     elif isinstance(ours.error, SampleError):
         if not isinstance(ours.error, type(theirs.error)):
             yield f"{where}: {type(ours.error)} is no {type(theirs.error)}\n{ours.told}"
-        elif _cause(theirs.message) not in ours.message:
-            yield f"{where}: {ours.message!r} does not hold {_cause(theirs.message)!r}"
+        elif _cause(theirs) not in ours.message:
+            yield f"{where}: {ours.message!r} does not hold {_cause(theirs)!r}"
     elif type(theirs.error) is not type(ours.error):
         yield f"{where}: {type(theirs.error)} became {type(ours.error)}\n{theirs.told}\n{ours.told}"
     elif theirs.message != ours.message and not _told_by_a_thread(theirs.message, ours.message):
         yield f"{where}: {theirs.message!r} became {ours.message!r}\n{ours.told}"
 
 
-def _cause(message: str) -> str:
-    """The message itself, or the last line of what a torch worker process reports."""
-    return message.strip().splitlines()[-1] if message.startswith("Caught ") else message
+def _cause(raised: Raised) -> str:
+    """The message itself, or the last line of what a torch worker process reports, its class without the module."""
+    if not raised.message.startswith("Caught "):
+        return raised.message
+    return raised.message.strip().splitlines()[-1].removeprefix(f"{type(raised.error).__module__}.")
 
 
 def _told_by_a_thread(theirs: str, ours: str) -> bool:

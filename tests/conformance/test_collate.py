@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import random
 import types
 from collections import OrderedDict, defaultdict, namedtuple
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import Subset, TensorDataset, default_collate, get_worker_info
 from torch.utils.data._utils.collate import default_collate_fn_map
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import InterpolationMode, v2
 
-from tests.conformance.harness import Make, Route, assert_same, attempt, outcomes
-from tests.conformance.sample_data import MEAN, STD
+from tests.conformance.harness import REQUIRED, Make, Route, assert_same, attempt, outcomes, train
+from tests.conformance.sample_data import MEAN, STD, small
 
 Photo = namedtuple("Photo", ["pixels", "label"])
 
@@ -35,7 +38,7 @@ class Tag:
 
 
 def counted(i: int, image: Any) -> defaultdict[str, Any]:
-    sample = defaultdict(int)
+    sample: defaultdict[str, Any] = defaultdict(int)
     sample.update(image=image, label=i)
     return sample
 
@@ -46,7 +49,7 @@ STRUCTURES: dict[str, Callable[[int, Any], Any]] = {
     "image alone": lambda i, image: image,
     "tuple of one": lambda i, image: (image,),
     "list": lambda i, image: [image, i],
-    "dict": lambda i, image: {"image": image, "label": i},
+    "dict": lambda i, image: {"image": image, "label": i, "name": f"photo {i}"},
     "ordered dict": lambda i, image: OrderedDict(b=i, a=image),
     "default dict": counted,
     "mapping proxy": lambda i, image: types.MappingProxyType({"image": image, "label": i}),
@@ -120,9 +123,9 @@ def refuse_the_third_label(batch: list[Any]) -> Any:
     return default_collate(batch)
 
 
-def mixup(batch: list[Any]) -> Any:
-    images, labels = default_collate(batch)
-    return torch.lerp(images, images.flip(0), torch.rand(())), labels, np.random.permutation(len(batch))
+def mixup(batch: Any) -> Any:
+    """Draws from NumPy's and Python's generators, as many mixup recipes do."""
+    return default_collate(batch), np.random.beta(1.0, 1.0), random.random(), np.random.permutation(len(batch))
 
 
 COLLATES: dict[str, Callable[[Any], Any]] = {
@@ -155,6 +158,29 @@ def test_own_collate_with_workers(route: Route, name: str, workers: dict[str, in
         return outcomes(iter(DataLoader(route.data, batch_size=5, collate_fn=COLLATES[name], **workers)))
 
     route.same(scenario)
+
+
+def jitter(batch: list[Any]) -> Any:
+    images, labels = default_collate(batch)
+    return images + torch.rand(images.shape), labels
+
+
+def test_torch_draws_of_a_collate_on_the_fallback_route(fallback: Route):
+    fallback.same(lambda DataLoader: train(DataLoader(fallback.data, batch_size=5, collate_fn=jitter)))
+
+
+def test_torch_draws_of_a_collate_leave_the_global_generator_alone(accelerated: Route):
+    """On the accelerated route they are a function of the seed and the batch: the one thing that differs from torch
+    without workers, where they would depend on what the training loop draws. The state afterwards shows it."""
+
+    def scenario(DataLoader: Make) -> Any:
+        own = DataLoader is TorchDataLoader
+        loader = DataLoader(
+            accelerated.data, batch_size=5, shuffle=True, collate_fn=default_collate if own else jitter, num_workers=0
+        )
+        return [labels for _, labels in loader], torch.rand(1)
+
+    accelerated.same(scenario)
 
 
 def test_collate_that_is_none_of_a_function(route: Route):
@@ -237,12 +263,12 @@ def test_random_transforms_leave_the_order_as_torchs(images: Any):
     still = transforms.Compose([transforms.Resize((9, 9)), transforms.ToTensor()])
 
     def scenario(DataLoader: Make) -> Any:
-        own = DataLoader.__module__.startswith("torch.")
+        own = DataLoader is TorchDataLoader
         data = ImageFolder(str(images), transform=still if own else chain)
         loader = DataLoader(data, batch_size=5, shuffle=True)
         return [(image.shape, label) for _ in range(2) for image, label in loader]
 
-    assert_same(scenario, taken="accelerated", accelerate="require", decoder="pillow", device="cpu")
+    assert_same(scenario, taken="accelerated", **REQUIRED)
 
 
 def test_target_transform_and_no_transform(images: Any):
@@ -254,12 +280,15 @@ def test_target_transform_and_no_transform(images: Any):
             DataLoader(untouched, batch_size=None),
             DataLoader(untouched, batch_size=3),
         ]
-        return [attempt(lambda loader=loader: [_as_arrays(batch) for batch in loader]) for loader in loaders]
+        return [attempt(partial(_as_arrays, loader)) for loader in loaders]
 
     assert_same(scenario, taken=None, device="cpu", decoder="pillow")
 
 
 def _as_arrays(tree: Any) -> Any:
+    """Pillow's images as arrays; a loader as the list of its batches."""
+    if isinstance(tree, TorchDataLoader):
+        return [_as_arrays(batch) for batch in tree]
     if isinstance(tree, (list, tuple)):
         return type(tree)(_as_arrays(item) for item in tree)
     return (type(tree), np.asarray(tree)) if hasattr(tree, "getbands") else tree
@@ -306,15 +335,55 @@ def test_getitems_is_preferred(fallback: Route):
     fallback.same(scenario)
 
 
-def test_getitems_of_an_encoded_dataset_is_still_the_users(accelerated: Route):
-    """A class whose `__getitems__` was overridden says what a batch is: the same values, whichever route is taken."""
+class RelabelledFolder(ImageFolder):
+    def __getitem__(self, i: int) -> Any:
+        image, label = super().__getitem__(i)
+        return image, label + 10
 
-    class Overridden(accelerated.kind):  # type: ignore[name-defined,misc]
-        def __getitems__(self, ids: list[int]) -> list[Any]:
-            return [self.build(i + 100, torch.zeros(3)) for i in ids]
+
+class BulkFolder(ImageFolder):
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        return [(i, -1) for i in ids]
+
+
+class RelabelledSubset(Subset):
+    def __getitem__(self, i: Any) -> Any:
+        image, label = super().__getitem__(i)
+        return image, label + 20
+
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        return [self[i] for i in ids]
+
+
+class BulkSubset(Subset):
+    def __getitems__(self, ids: list[int]) -> list[Any]:
+        return [(i, -2) for i in ids]
+
+
+@pytest.mark.parametrize(
+    "make_data",
+    [
+        lambda root: RelabelledFolder(str(root), small()),
+        lambda root: BulkFolder(str(root), small()),
+        lambda root: Subset(RelabelledFolder(str(root), small()), [3, 1, 22]),
+        lambda root: RelabelledSubset(ImageFolder(str(root), small()), [3, 1, 22]),
+        lambda root: BulkSubset(ImageFolder(str(root), small()), [3, 1, 22]),
+    ],
+    ids=["folder", "folder in bulk", "subset of it", "subset", "subset in bulk"],
+)
+def test_methods_that_a_subclass_overrides_are_called(images: Any, make_data: Callable[[Any], Any]):
+    """A subclass that overrides is not the known data set any more: torch's route and its values."""
+    data = make_data(images)
+    assert_same(lambda DataLoader: list(DataLoader(data, batch_size=5)), taken="torch", device="cpu", decoder="pillow")
+
+
+def test_lists_of_changing_length_reach_the_users_collate(route: Route):
+    """Boxes of a detection data set: as many as the picture has."""
+
+    def boxes(i: int, image: Any) -> Any:
+        return image, {"boxes": [[i, i + 1.0]] * (i % 4), "labels": [i] * (i % 4)}
 
     def scenario(DataLoader: Make) -> Any:
-        data = Overridden(accelerated.encoded, build=lambda i, image: (image, i))
-        return list(DataLoader(data, batch_size=5))
+        return list(DataLoader(route.built(boxes), batch_size=5, collate_fn=list, num_workers=0))
 
-    assert_same(scenario, taken=None, device="cpu", decoder="pillow")
+    route.same(scenario)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import multiprocessing
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 from torch.utils.data.datapipes.map import SequenceWrapper
 
 import gpuload
-from tests.conformance.harness import Make, Route, attempt, attributes, outcomes
+from tests.conformance.harness import Make, Route, attempt, attributes, named, outcomes
 from tests.conformance.sample_data import Counting, Sized
 
 ORDER = [3, 1, 2]
@@ -107,7 +108,7 @@ def test_datasets_that_are_none(fallback: Route, shuffle: bool):
         {"batch_sampler": BATCHES},
         {"sampler": ORDER, "batch_sampler": BATCHES},
     ],
-    ids=str,
+    ids=named,
 )
 def test_iterable_datasets_refuse_an_order(fallback: Route, arguments: dict[str, Any]):
     fallback.same(lambda DataLoader: list(DataLoader(Counting(3), **arguments)))
@@ -202,7 +203,7 @@ def test_guarded_attributes_cannot_be_set(route: Route, name: str):
 )
 def test_other_attributes_can_be_set(route: Route, name: str, value: Any):
     def scenario(DataLoader: Make) -> Any:
-        loader = DataLoader(route.data, batch_size=7)
+        loader = DataLoader(route.data, batch_size=7, num_workers=0)
         setattr(loader, name, value)
         return getattr(loader, name), list(loader)
 
@@ -220,7 +221,7 @@ def test_attributes_can_be_deleted_and_missing_ones_are_named(route: Route):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("context", [None, "fork", "spawn", "bogus", 3, multiprocessing.get_context("fork")], ids=str)
+@pytest.mark.parametrize("context", [None, "fork", "spawn", "bogus", 3, multiprocessing.get_context("fork")], ids=named)
 def test_multiprocessing_context_can_be_set_later(accelerated: Route, num_workers: int, context: Any):
     """On an image folder, where a context that was set takes the loader off the accelerated route."""
 
@@ -264,7 +265,7 @@ def test_len_is_the_index_samplers(route: Route):
             DataLoader(route.data, sampler=iter(ORDER)),
             DataLoader(route.data, batch_sampler=iter(BATCHES)),
         ]
-        return [attempt(lambda loader=loader: len(loader)) for loader in loaders]
+        return [attempt(partial(len, loader)) for loader in loaders]
 
     route.same(scenario)
 
@@ -277,6 +278,6 @@ def test_len_of_iterable_datasets(fallback: Route):
             DataLoader(Sized(10, claimed=10), batch_size=None),
             DataLoader(Counting(10)),
         ]
-        return [attempt(lambda loader=loader: len(loader)) for loader in loaders]
+        return [attempt(partial(len, loader)) for loader in loaders]
 
     fallback.same(scenario)

@@ -7,6 +7,7 @@ import inspect
 import pickle
 import weakref
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,19 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, Se
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import gpuload
-from tests.conformance.harness import REQUIRED, Make, Route, attempt, attributes, outcomes, train
+from tests.conformance.harness import (
+    REQUIRED,
+    Make,
+    Route,
+    attempt,
+    attributes,
+    differences,
+    in_forked_child,
+    named,
+    observe,
+    outcomes,
+    train,
+)
 from tests.conformance.sample_data import COUNT, Encoded, Plain, image_folder
 
 
@@ -37,10 +50,8 @@ def build(cls: type, arguments: dict[str, Any], **more: Any) -> Any:
     return cls(arguments["dataset"], **more, **options)
 
 
-def both(arguments: dict[str, Any], scenario: Callable[[type], Any]) -> None:
+def both(arguments: dict[str, Any], scenario: Callable[[Any], Any]) -> None:
     """As `Route.same` for scenarios that need the class itself: the scenario builds loaders through `build`."""
-    from tests.conformance.harness import differences, observe
-
     theirs, ours = observe(scenario, TorchDataLoader), observe(scenario, gpuload.DataLoader)
     found = list(differences(theirs, ours, "trace"))
     assert not found, "gpuload differs from torch:\n" + "\n".join(found)
@@ -76,7 +87,8 @@ def test_generic_alias(arguments: dict[str, Any]):
         return list(build(Typed, arguments, batch_size=9)), cls[int].__origin__ is cls, cls[str] == cls[str]
 
     both(arguments, scenario)
-    assert isinstance(gpuload.DataLoader[int](arguments["dataset"]), gpuload.DataLoader)  # type: ignore[index]
+    alias: Any = gpuload.DataLoader
+    assert isinstance(alias[int](arguments["dataset"]), gpuload.DataLoader)
 
 
 def test_subclass_that_adds_to_iter_and_len(arguments: dict[str, Any]):
@@ -128,7 +140,7 @@ def test_subclass_that_is_itself_named_dataloader(arguments: dict[str, Any]):
                 return self.__mine
 
         loader = build(DataLoader, arguments, batch_size=5, num_workers=1)
-        guarded = [attempt(lambda name=name: setattr(loader, name, None)) for name in ("dataset", "sampler")]
+        guarded = [attempt(partial(setattr, loader, name, None)) for name in ("dataset", "sampler")]
         return loader.mine(), guarded, list(loader), loader.multiprocessing_context, attributes(loader)
 
     both(arguments, scenario)
@@ -169,7 +181,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
         {"batch_size": None},
         {"batch_sampler": [[1, 2], [3]]},
     ],
-    ids=str,
+    ids=named,
 )
 @pytest.mark.parametrize("name", COPIES)
 def test_copies_load_what_the_original_loads(arguments: dict[str, Any], name: str, more: dict[str, Any]):
@@ -240,7 +252,7 @@ def rebuilt(loader: Any, **changed: Any) -> Any:
         {"batch_size": 5, "collate_fn": list, "generator": torch.Generator()},
         {"batch_size": None},
     ],
-    ids=str,
+    ids=named,
 )
 def test_rebuilding_from_attributes(arguments: dict[str, Any], more: dict[str, Any]):
     def scenario(cls: Any) -> Any:
@@ -250,7 +262,7 @@ def test_rebuilding_from_attributes(arguments: dict[str, Any], more: dict[str, A
         sampler: Any = DistributedSampler(arguments["dataset"], num_replicas=2, rank=1, seed=4)
         sharded = rebuilt(loader, sampler=sampler)
         assert on_route(sharded, arguments)
-        return list(again), attributes(again), list(sharded), attributes(sharded)
+        return attributes(again), list(again), attributes(sharded), list(sharded)
 
     both(arguments, scenario)
 
@@ -302,8 +314,6 @@ def test_batch_samplers_can_be_rebuilt(arguments: dict[str, Any]):
 
 
 def test_loaders_can_be_handed_to_another_process(arguments: dict[str, Any]):
-    from tests.conformance.harness import in_forked_child
-
     def scenario(cls: Any) -> Any:
         loader = build(cls, arguments, batch_size=9)
         sent = pickle.dumps(loader)

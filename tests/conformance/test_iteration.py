@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +17,7 @@ import torch
 from torch.utils.data import ConcatDataset, Subset, TensorDataset
 from torchvision import transforms
 
-from tests.conformance.harness import REQUIRED, Make, Raised, Route, assert_same, attempt, outcomes, train
+from tests.conformance.harness import REQUIRED, Make, Raised, Route, assert_same, attempt, named, outcomes, train
 from tests.conformance.sample_data import COUNT, Counting, Encoded, Plain, Sized, image_folder, small
 
 ANY = {"device": "cpu", "decoder": "pillow"}
@@ -51,7 +54,7 @@ def _files(root: Path) -> list[bytes]:
         {"batch_size": 7, "shuffle": True, "num_workers": 0},
         {"batch_size": 7, "shuffle": True, "num_workers": 1},
     ],
-    ids=str,
+    ids=named,
 )
 def test_every_kind_of_data(images: Path, kind: str, arguments: dict[str, Any]):
     taken = "torch" if kind in ("tensors", "list", "plain") else "accelerated"
@@ -71,7 +74,7 @@ def test_concatenated_data(images: Path):
 
 
 every_worker_count = pytest.mark.parametrize(
-    "workers", [{}, {"num_workers": 0}, {"num_workers": 2}], ids=["automatic", "0", "2"]
+    "workers", [{}, {"num_workers": 0}, {"num_workers": 1}], ids=["automatic", "0", "1"]
 )
 
 
@@ -89,9 +92,6 @@ def test_iterators_end_and_stay_ended(route: Route, workers: dict[str, int]):
 
 @every_worker_count
 def test_iterators_do_not_pickle_or_copy(route: Route, workers: dict[str, int]):
-    import copy
-    import pickle
-
     def scenario(DataLoader: Make) -> Any:
         iterator = iter(DataLoader(route.data, batch_size=9, **workers))
         tried = [attempt(lambda: pickle.dumps(iterator)), attempt(lambda: copy.deepcopy(iterator))]
@@ -211,7 +211,7 @@ def test_growing_and_shrinking_data(route: Route):
         seen: list[Any] = []
         for size in (5, 11, 24, 4, 0, 6):
             data.files[:] = route.encoded[:size]
-            seen += [(len(loader), attempt(lambda loader=loader: list(loader))) for loader in loaders]
+            seen += [(len(loader), attempt(partial(list, loader))) for loader in loaders]
         return seen
 
     route.same(scenario)
@@ -221,7 +221,7 @@ def test_an_image_folder_that_changes(images: Path):
     def scenario(DataLoader: Make) -> Any:
         data = image_folder(images)
         loader = DataLoader(data, batch_size=9)
-        seen = [list(loader)]
+        seen: list[Any] = [list(loader)]
         data.samples.append((data.samples[0][0], 77))
         seen += [len(loader), list(loader)]
         data.samples = data.imgs = data.samples[5:9]
@@ -236,7 +236,7 @@ def test_a_subset_that_changes(images: Path):
     def scenario(DataLoader: Make) -> Any:
         data = Subset(image_folder(images), [1, 2, 3])
         loader = DataLoader(data, batch_size=2)
-        seen = [list(loader)]
+        seen: list[Any] = [list(loader)]
         data.indices = [7, 9, 20, 4, 4]
         return [*seen, len(loader), list(loader)]
 
@@ -251,7 +251,7 @@ def test_a_transform_that_changes(images: Path, kind: str):
         data = KINDS[kind](images)
         owner = data.dataset if kind == "subset" else data
         loader = DataLoader(data, batch_size=9)
-        seen = [list(loader)]
+        seen: list[Any] = [list(loader)]
         for size in (8, 11):
             owner.transform = transforms.Compose([transforms.Resize((size, size)), transforms.ToTensor()])
             seen.append(list(loader))
@@ -265,7 +265,7 @@ def test_an_image_folders_own_loader_that_changes(images: Path):
     def scenario(DataLoader: Make) -> Any:
         data = image_folder(images)
         loader = DataLoader(data, batch_size=9)
-        seen = [list(loader)]
+        seen: list[Any] = [list(loader)]
         original = data.loader
         data.loader = lambda path: original(path).rotate(90)
         return [*seen, list(loader)]
@@ -284,21 +284,24 @@ def test_data_that_shrinks_in_mid_epoch(route: Route):
     route.same(scenario)
 
 
-def test_a_transform_that_changes_in_mid_epoch_without_workers(images: Path):
+def test_a_transform_that_changes_in_mid_epoch(images: Path):
+    """With workers it counts from the next epoch on: torch's hold a copy, gpuload's plan is made in `iter`."""
+
     def scenario(DataLoader: Make) -> Any:
         data = image_folder(images)
-        iterator = iter(DataLoader(data, batch_size=5, num_workers=0))
+        loader = DataLoader(data, batch_size=5, num_workers=1)
+        iterator = iter(loader)
         seen = [next(iterator)]
         data.transform = transforms.Compose([transforms.Resize((9, 9)), transforms.ToTensor()])
-        return seen, list(iterator)
+        return seen, list(iterator), list(loader)
 
-    assert_same(scenario, taken=None, **ANY)
+    assert_same(scenario, taken="accelerated", **REQUIRED)
 
 
 def test_settings_that_change(route: Route):
     def scenario(DataLoader: Make) -> Any:
         loader = DataLoader(route.data, batch_size=6, shuffle=True, num_workers=1)
-        seen = [list(loader)]
+        seen: list[Any] = [list(loader)]
         loader.num_workers = 0
         seen.append(list(loader))
         loader.collate_fn = list

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -19,7 +20,7 @@ from gpuload.cli.bench.measure import Spread
 from gpuload.cli.bench.run import PIXEL_BOUND, Comparison, Outcome, Row, compare
 from gpuload.config import default_threads
 from gpuload.core.errors import ConfigError
-from gpuload.report import html
+from gpuload.report import html as page
 from gpuload.report.table import rate
 
 HEAD = (
@@ -74,6 +75,30 @@ def bench(
     return outcome
 
 
+def bench_command(
+    data: Annotated[str, typer.Argument(help="Folder of images, of class folders, or of .tar shards; or one .tar.")],
+    device: Annotated[str, typer.Option(help="Where batches are wanted: cpu or cuda.")] = "cpu",
+    threads: Annotated[int | None, typer.Option(help="Workers for torch, threads for others [default: CPUs].")] = None,
+    batch_size: Annotated[int, typer.Option(help="Images a batch.")] = 64,
+    transform: Annotated[str, typer.Option(help="train (random crop, flip) or eval.")] = "train",
+    against: Annotated[str, typer.Option(help="Peers beside torch: torch-v2, dali.")] = "torch,torch-v2,dali",
+    decoder: Annotated[str, typer.Option(help="gpuload's rows: also auto.")] = "pillow,dali,fallback",
+    rounds: Annotated[int, typer.Option(help="Rounds, interleaved over all loaders.")] = 5,
+    round_s: Annotated[float, typer.Option(help="About how long torch's loader takes for one pass of a round.")] = 3.0,
+    step_ms: Annotated[
+        float | None, typer.Option(help="Timed step that stands for a GPU [default: by torch's rate].")
+    ] = None,
+    html: Annotated[Path | None, typer.Option(help="Write a report page.")] = None,
+    json: Annotated[Path | None, typer.Option(help="Write a JSON line per loader.")] = None,
+) -> None:
+    """How much faster is it than what I had, on my data? Torch's DataLoader, DALI and gpuload side by side."""
+    bench(
+        data, device=device, threads=threads, batch_size=batch_size, transform=transform, against=against,
+        decoder=decoder, rounds=rounds, round_s=round_s, step_ms=step_ms, html_file=html, json_file=json,
+        console=Console(highlight=False),
+    )  # fmt: skip
+
+
 def _names(option: str) -> list[str]:
     return [name.strip() for name in option.split(",") if name.strip()]
 
@@ -89,7 +114,7 @@ def conditions(outcome: Outcome) -> str:
     return (
         f"{outcome.samples} images ({setting.data.wording}), {comparison.transform} transform at {setting.size} px, "
         f"batch {setting.batch_size}, {setting.workers} workers or threads, device {setting.device}. "
-        f"{comparison.rounds} interleaved rounds of {outcome.round_images} images; medians (lowest-highest). "
+        f"{outcome.rounds} interleaved rounds of {outcome.round_images} images; medians (lowest-highest). "
         "images/s: the loader alone, its first batches left out; CPU s/k: CPU seconds per 1000 images. "
         f"Starved: share of time waiting for a batch under a timed step of {1000 * outcome.step_s:.0f} ms ({sized}). "
         "Memory: peak of the process tree, shared pages split. "
@@ -115,9 +140,9 @@ def show(outcome: Outcome, console: Console) -> None:
     console.print(str(this_machine()), style="dim", markup=False)
 
 
-def rows(outcome: Outcome) -> html.Table:
+def rows(outcome: Outcome) -> page.Table:
     """The table's cells as text, the same for terminal and page."""
-    return html.Table(HEAD, [_cells(row) for row in outcome.rows])
+    return page.Table(HEAD, [_cells(row) for row in outcome.rows])
 
 
 def _cells(row: Row) -> list[str]:
@@ -152,7 +177,7 @@ def json_lines(outcome: Outcome) -> list[dict[str, Any]]:
             "workers": setting.workers,
             "transform": comparison.transform,
             "size": setting.size,
-            "rounds": comparison.rounds,
+            "rounds": outcome.rounds,
             "round_images": outcome.round_images,
             "step_ms": 1000 * outcome.step_s,
             "pixel_bound": PIXEL_BOUND,
@@ -182,26 +207,26 @@ def report(outcome: Outcome) -> str:
     timed = [row for row in outcome.rows if row.figures]
 
     def bars(key: str, unit: str, digits: int | None = None) -> str:
-        return html.bars(unit, [_bar(row, row.figures[key]) for row in timed], digits=digits)
+        return page.bars(unit, [_bar(row, row.figures[key]) for row in timed], digits=digits)
 
     left_out = "; ".join(f"{row.name}: {row.reason}" for row in outcome.rows if row.reason)
-    sections: Sequence[html.Section] = (
-        html.Section("Images per second, the loader alone", "", bars("images_per_s", "images/s")),
-        html.Section("Time the GPU would wait", "", bars("starved_pct", "% starved", 1)),
-        html.Section("CPU seconds per 1000 images", "", bars("cpu_s_per_1000", "s", 2)),
-        html.Section("All figures", left_out, html.table(rows(outcome))),
-        html.Section("How this was measured", conditions(outcome)),
-        html.Section("On what", str(this_machine()), pre=_versions_text()),
-        *(html.Section(f"What {row.name} does", pre=row.plan) for row in timed if row.plan),
+    sections: Sequence[page.Section] = (
+        page.Section("Images per second, the loader alone", "", bars("images_per_s", "images/s")),
+        page.Section("Time the GPU would wait", "", bars("starved_pct", "% starved", 1)),
+        page.Section("CPU seconds per 1000 images", "", bars("cpu_s_per_1000", "s", 2)),
+        page.Section("All figures", left_out, page.table(rows(outcome))),
+        page.Section("How this was measured", conditions(outcome)),
+        page.Section("On what", str(this_machine()), pre=_versions_text()),
+        *(page.Section(f"What {row.name} does", pre=row.plan) for row in timed if row.plan),
     )
-    return html.page("gpuload bench", lead(timed), sections)
+    return page.page("gpuload bench", lead(timed), sections)
 
 
-def _bar(row: Row, found: Spread) -> html.Bar:
-    return html.Bar(row.name, found.median, found.low, found.high, ours=row.name.startswith("gpuload"))
+def _bar(row: Row, found: Spread) -> page.Bar:
+    return page.Bar(row.name, found.median, found.low, found.high, ours=row.name.startswith("gpuload"))
 
 
-def rate_bar(row: Row) -> html.Bar:
+def rate_bar(row: Row) -> page.Bar:
     """Images per second as a bar with its range."""
     return _bar(row, row.figures["images_per_s"])
 

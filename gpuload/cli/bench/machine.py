@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
+import gpuload
+
 VERSIONED = {
     "torch": "torch",
     "torchvision": "torchvision",
@@ -16,7 +18,6 @@ VERSIONED = {
     "pillow": "pillow",
     "numba": "numba",
     "dali": "nvidia-dali-cuda120",
-    "gpuload": "gpuload",
 }
 """What a line calls it -> its distribution. DALI's is named after a CUDA version: see `versions`."""
 
@@ -75,6 +76,7 @@ def versions() -> dict[str, str | None]:
     for name, distribution in VERSIONED.items():
         found[name] = _version(distribution)
     found["dali"] = found["dali"] or _version("nvidia-dali-cuda130")
+    found["gpuload"] = gpuload.__version__  # of the source that runs, installed or not
     found["commit"] = _commit()
     return found
 

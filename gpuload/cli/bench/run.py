@@ -6,6 +6,7 @@ draws or prints: `tell` is handed each sentence about what goes on.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
@@ -33,6 +34,8 @@ class Comparison:
     round_s: float = 3.0
     step_s: float | None = None
     appetite: float = 1.3
+    limit_s: float | None = None
+    """Begin no further round once the rounds have taken this long: a slow machine gets fewer. None: all of them."""
     training: Mapping[str, object] | None = None
     """Train a model with each loader after the rounds; arguments of training.train. None: do not."""
 
@@ -55,10 +58,11 @@ class Row:
 
 @dataclass(frozen=True)
 class Outcome:
-    """All rows, and what was fixed for all of them."""
+    """All rows, and what was fixed for all of them. rounds: those really run."""
 
     comparison: Comparison
     samples: int
+    rounds: int
     round_images: int
     step_s: float
     rows: Sequence[Row]
@@ -99,7 +103,7 @@ def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[s
     setting = comparison.setting
     workers = max(1, setting.workers)
     probe = (4 * workers + 4) * setting.batch_size
-    rate, samples = 0.0, 0
+    samples = 0
     for entrant in (e for e in entrants if not e.reason):
         tell(f"{entrant.name}: starting its process, comparing its pixels with Pillow's")
         try:
@@ -113,19 +117,29 @@ def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[s
         except LoaderProcessError as error:
             entrant.reason = str(error)
         if entrant.name == subjects.BASELINE:
-            if entrant.reason:
-                raise GpuloadError(f"torch's loader, the baseline, cannot be measured on this data: {entrant.reason}")
-            rate, samples = measure.images_per_s(Epoch(**opened["epoch"]), workers=workers), opened["images"]
+            _require(entrant)
+            samples = opened["images"]
 
+    running = [e for e in entrants if not e.reason]
+    base = next(e for e in running if e.name == subjects.BASELINE)
+    tell("torch: sizing rounds and the timed step by its rate")
+    warm = _ask(base, "warm_up")
+    _require(base)
+    assert warm is not None
+    rate = measure.images_per_s(Epoch(**warm["epoch"]), workers=workers)
     images = measure.round_images(rate, batch_size=setting.batch_size, workers=workers, round_s=comparison.round_s)
     step_s = comparison.step_s
     if step_s is None:
         step_s = measure.step_s(rate, batch_size=setting.batch_size, appetite=comparison.appetite)
-    running = [e for e in entrants if not e.reason]
     for entrant in running:
+        tell(f"{entrant.name}: warming up")
         _ask(entrant, "build", images=images)
+        _ask(entrant, "warm_up")
     by_name = {e.name: e for e in running}
+    began_s = time.monotonic()
     for number, order in enumerate(measure.rotations([e.name for e in running], comparison.rounds)):
+        if number and comparison.limit_s is not None and time.monotonic() - began_s > comparison.limit_s:
+            break
         tell(f"round {number + 1} of {comparison.rounds}: {', '.join(order)}")
         for name in order:
             answer = _ask(by_name[name], "round", watch=True, step_s=step_s)
@@ -137,10 +151,13 @@ def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[s
             tell(f"training with {entrant.name}")
             trained = _ask(entrant, "train", **comparison.training)
             entrant.training = None if trained is None else Training(**trained)
-    base = by_name[subjects.BASELINE]
+    _require(base)
+    return Outcome(comparison, samples, len(base.rounds), images, step_s, [_row(entrant, base) for entrant in entrants])
+
+
+def _require(base: _Entrant) -> None:
     if base.reason:
-        raise GpuloadError(f"torch's loader, the baseline, failed while being measured: {base.reason}")
-    return Outcome(comparison, samples, images, step_s, [_row(entrant, base) for entrant in entrants])
+        raise GpuloadError(f"torch's loader, the baseline, cannot be measured on this data: {base.reason}")
 
 
 def _ask(entrant: _Entrant, what: str, **arguments: object) -> dict | None:

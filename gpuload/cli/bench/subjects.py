@@ -71,9 +71,13 @@ def chosen(against: Sequence[str], decoders: Sequence[str]) -> list[str]:
 
 def absent(name: str) -> str:
     """Why this loader cannot run here, "" where it can."""
-    if SUBJECTS[name].needs_dali and importlib.util.find_spec("nvidia.dali") is None:
-        return "absent: pip install 'gpuload[dali]'"
-    return ""
+    if not SUBJECTS[name].needs_dali:
+        return ""
+    try:
+        found = importlib.util.find_spec("nvidia.dali")
+    except ModuleNotFoundError:  # no package `nvidia` at all
+        found = None
+    return "" if found else "absent: pip install 'gpuload[dali]'"
 
 
 def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int], shuffle: bool) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpuload.config import default_threads
 from gpuload.core.errors import ConfigError
 
 
@@ -37,6 +38,8 @@ def train(loader: Any, *, device: str, model: str, classes: int, steps: int, see
     import torch
 
     torch.manual_seed(seed)
+    if device == "cpu":  # half of the cores for the network: its idle threads spin, and the loader needs the others
+        torch.set_num_threads(max(1, default_threads() // 2))
     network = {"tiny": _tiny, "resnet18": _resnet18}[model](classes).to(device)
     optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3 if model == "tiny" else 1e-3)
     criterion = torch.nn.CrossEntropyLoss()
@@ -75,17 +78,16 @@ def train(loader: Any, *, device: str, model: str, classes: int, steps: int, see
 
 
 def _tiny(classes: int) -> Any:
-    """~35 thousand parameters; 8x8 patches first, so that two CPU cores take a batch of 64 in milliseconds."""
+    """~12 thousand parameters on a quarter of the resolution: one CPU core takes a batch of 64 in 20 ms."""
     from torch import nn
 
     return nn.Sequential(
-        nn.Conv2d(3, 24, 8, stride=8),
+        nn.AvgPool2d(4),
+        nn.Conv2d(3, 24, 4, stride=4),
         nn.BatchNorm2d(24),
         nn.ReLU(),
         nn.Conv2d(24, 48, 3, stride=2, padding=1),
         nn.BatchNorm2d(48),
-        nn.ReLU(),
-        nn.Conv2d(48, 48, 3, stride=2, padding=1),
         nn.ReLU(),
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),

@@ -52,6 +52,10 @@ class Worker:
         self.loader = subjects.build(self.name, self.setting, transform=self.transform, indices=indices, shuffle=True)
         return {}
 
+    def warm_up(self) -> dict[str, Any]:
+        """One epoch of the loader alone: workers started, code compiled, files in the page cache."""
+        return {"epoch": asdict(self.run_epoch(0.0))}
+
     def plan(self) -> str:
         """What the loader says it does, "" for loaders that say nothing."""
         plan = getattr(self.loader, "plan", None)

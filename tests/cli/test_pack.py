@@ -1,0 +1,271 @@
+"""`gpuload pack`: bytes, keys, labels and fields go through; killed, full or repeated runs leave only whole shards."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tarfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from gpuload.cli.pack import pack, pack_command, parse_bytes
+from gpuload.core.errors import ConfigError, SampleError, ShardError
+from gpuload.dataset import ShardDataset
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def make_folder(root: Path, n: int, size: int = 3000) -> dict[str, bytes]:
+    """n files in 3 classes that need not be images: packing does not decode. Name -> bytes."""
+    rng = np.random.default_rng(n)
+    files = {}
+    for i in range(n):
+        name = f"{'cba'[i % 3]}/i{i:05d}.{'JPEG' if i % 2 else 'jpg'}"
+        files[name] = rng.integers(0, 256, int(rng.integers(1, size)), np.uint8).tobytes()
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_bytes(files[name])
+    return files
+
+
+def images(dataset: ShardDataset) -> list[bytes]:
+    return [bytes(dataset.get_encoded(i)[0].data) for i in range(len(dataset))]
+
+
+def shard_bytes(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix in (".tar", ".json")}
+
+
+def test_a_folder_comes_back_as_it_was(tmp_path):
+    make_folder(tmp_path / "in", 40)
+    done = pack(tmp_path / "in", tmp_path / "out", shard_size="20KB")
+    before, after = ShardDataset(tmp_path / "in"), ShardDataset(tmp_path / "out")
+    assert images(after) == images(before) and after.labels.tolist() == before.labels.tolist()
+    assert after.classes == before.classes == ["a", "b", "c"]
+    assert [after.name(i)[1] for i in range(40)] == [before.name(i)[1] for i in range(40)]
+    assert [os.path.basename(path) for path in done.shards] == [f"out-{i:06d}.tar" for i in range(len(done.shards))]
+    assert len(done.shards) > 3 and done.samples == 40 and done.resumed == 0
+    assert all(os.path.getsize(path) <= 20_000 for path in done.shards)
+    assert not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]
+    for path in done.shards:
+        assert os.path.exists(f"{path}.gpuload")
+        with tarfile.open(path) as tar:
+            names = tar.getnames()
+        assert names == sorted(names) and len(names) % 2 == 0
+
+
+def test_two_runs_write_the_same_bytes_wherever(tmp_path):
+    make_folder(tmp_path / "in", 25)
+    for out in ("one", "two"):
+        pack(tmp_path / "in", tmp_path / out, shard_size="20KB", name="x")
+    assert shard_bytes(tmp_path / "one") == shard_bytes(tmp_path / "two")
+
+
+def test_tar_shards_keep_all_their_members(tmp_path):
+    members = {}
+    for i in range(9):
+        members |= {
+            f"d/k{i}.jpg": bytes([i]) * (i * 300),
+            f"d/k{i}.json": b'{"i": %d}' % i,
+            f"d/k{i}.cls": str(i * 3).encode(),
+        }
+        if i % 2:
+            members[f"d/k{i}.seg.png"] = b"mask"
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    done = pack(tmp_path / "in.tar", tmp_path / "out", shard_size="8KiB")
+    found = {}
+    for path in done.shards:
+        with tarfile.open(path) as tar:
+            found |= {member.name: tar.extractfile(member).read() for member in tar}
+    assert found == members and len(done.shards) > 1
+    relabelled = pack(tmp_path / "in.tar", tmp_path / "relabelled", label="json:i")
+    assert ShardDataset(relabelled.shards).labels.tolist() == list(range(9))
+    assert ShardDataset(relabelled.shards, fields=("image", "cls")).columns(np.arange(9))[0] == list(range(9))
+
+
+def test_a_compressed_tar_is_unpacked_on_the_way(tmp_path):
+    make_folder(tmp_path / "in", 6)
+    pack(tmp_path / "in", tmp_path / "plain", name="x")
+    packed = (tmp_path / "plain" / "x-000000.tar").read_bytes()
+    (tmp_path / "gz").mkdir()
+    (tmp_path / "gz" / "x.tar.gz").write_bytes(gzip.compress(packed))
+    with pytest.raises(ShardError, match="compressed .gzip.*gpuload pack"):
+        ShardDataset(tmp_path / "gz")
+    done = pack(tmp_path / "gz", tmp_path / "out", name="x")
+    assert Path(done.shards[0]).read_bytes() == packed
+    assert not [name for name in os.listdir(tmp_path / "out") if name.startswith(".")]
+    (tmp_path / "gz" / "x.tar.gz").write_bytes(gzip.compress(packed)[:-100])
+    with pytest.raises(ShardError, match="cannot be unpacked"):
+        pack(tmp_path / "gz", tmp_path / "other")
+
+
+def test_keys_that_a_tar_would_confuse_stay_apart(tmp_path):
+    for name in ("c/a.b.jpg", "c/a_b.jpg", "c/a.jpg", "c/a.png"):
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(name.encode())
+    done = pack(tmp_path / "in", tmp_path / "out")
+    dataset = ShardDataset(done.shards)
+    assert images(dataset) == images(ShardDataset(tmp_path / "in"))
+    assert [dataset.name(i)[1] for i in range(4)] == ["c/a_b", "c/a", "c/a-2", "c/a_b-2"]
+
+
+PACK = "import sys; from gpuload.cli.pack import pack; pack(sys.argv[1], sys.argv[2], shard_size=sys.argv[3], name='x')"
+
+
+def start(*arguments, **options) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.Popen([sys.executable, "-c", PACK, *map(str, arguments)], env=environment, stderr=-1, **options)
+
+
+def test_after_kill_9_a_second_run_continues_to_the_same_bytes(tmp_path):
+    make_folder(tmp_path / "in", 400, 4000)
+    out = tmp_path / "out"
+    child = start(tmp_path / "in", out, "12KB")
+    while child.poll() is None and len(list(out.glob("x-*.tar"))) < 5:
+        time.sleep(0.001)
+    child.send_signal(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL, "packing ended before it could be killed: give it more files"
+    written = {path.name: path.stat().st_ino for path in out.glob("x-*.tar")}
+    (out / ".x-000000.tar.partial").write_bytes(b"what a killed run may leave")
+    done = pack(tmp_path / "in", out, shard_size="12KB", name="x")
+    assert done.resumed == len(written) < len(done.shards)
+    assert all((out / name).stat().st_ino == inode for name, inode in written.items())
+    pack(tmp_path / "in", tmp_path / "straight", shard_size="12KB", name="x")
+    assert shard_bytes(out) == shard_bytes(tmp_path / "straight")
+    assert pack(tmp_path / "in", out, shard_size="12KB", name="x").resumed == len(done.shards)
+
+
+def test_a_shard_that_was_cut_is_written_again(tmp_path):
+    make_folder(tmp_path / "in", 30)
+    done = pack(tmp_path / "in", tmp_path / "out", shard_size="20KB")
+    whole = Path(done.shards[1]).read_bytes()
+    Path(done.shards[1]).write_bytes(whole[:5000])
+    assert pack(tmp_path / "in", tmp_path / "out", shard_size="20KB").resumed == len(done.shards) - 1
+    assert Path(done.shards[1]).read_bytes() == whole
+
+
+def test_a_file_that_may_grow_no_further_is_an_error_and_leaves_no_half_shard(tmp_path):
+    make_folder(tmp_path / "in", 40)
+    out = tmp_path / "out"
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (15_000, 15_000))
+
+    child = start(tmp_path / "in", out, "50KB", preexec_fn=limit)
+    message = child.communicate()[1].decode()
+    assert child.returncode == 1 and "ShardError" in message and "no room for its" in message
+    assert "run the same command again" in message
+    assert not list(out.glob("*.tar")) and not list(out.glob(".*.partial"))
+    pack(tmp_path / "in", out, shard_size="50KB", name="x")
+    assert images(ShardDataset(out)) == images(ShardDataset(tmp_path / "in"))
+
+
+def test_a_full_disk_is_an_error_and_packing_goes_on_when_there_is_room(tmp_path):
+    make_folder(tmp_path / "in", 100)
+    (out := tmp_path / "out").mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=100k", "tmpfs", str(out)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("a real full disk is left out: mounting a tmpfs needs root")
+    try:
+        with pytest.raises(ShardError, match="No space left on device"):
+            pack(tmp_path / "in", out, shard_size="30KB", name="x")
+        written = len(list(out.glob("*.tar")))
+        assert written and not list(out.glob(".*.partial"))
+        subprocess.run(["mount", "-o", "remount,size=2m", str(out)], check=True)
+        assert pack(tmp_path / "in", out, shard_size="30KB", name="x").resumed == written
+        assert images(ShardDataset(out)) == images(ShardDataset(tmp_path / "in"))
+    finally:
+        subprocess.run(["umount", "-l", str(out)], check=True)
+
+
+def test_what_is_there_is_not_overwritten(tmp_path):
+    make_folder(tmp_path / "in", 12)
+    pack(tmp_path / "in", tmp_path / "out", name="x")
+    with pytest.raises(ConfigError, match="packed from other samples, or with another size"):
+        pack(tmp_path / "in", tmp_path / "out", name="x", shard_size="20KB")
+    make_folder(tmp_path / "more", 13)
+    with pytest.raises(ConfigError, match="packed from other samples"):
+        pack(tmp_path / "more", tmp_path / "out", name="x")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "x-000000.tar").write_bytes(b"mine")
+    with pytest.raises(ConfigError, match="not written by gpuload pack"):
+        pack(tmp_path / "in", tmp_path / "mine", name="x")
+    assert (tmp_path / "mine" / "x-000000.tar").read_bytes() == b"mine"
+    with pytest.raises(ConfigError, match="cannot be made"):
+        pack(tmp_path / "in", tmp_path / "mine" / "x-000000.tar")
+
+
+def test_a_file_that_changes_while_packing_is_named(tmp_path, monkeypatch):
+    make_folder(tmp_path / "in", 6)
+    victim = tmp_path / "in" / "a" / "i00002.jpg"
+    original = ShardDataset.new_reader
+
+    def shrink_then_read(self):
+        victim.write_bytes(b"less")
+        return original(self)
+
+    monkeypatch.setattr(ShardDataset, "new_reader", shrink_then_read)
+    with pytest.raises(SampleError, match="i00002.jpg.*bytes when packing began and has 4 now"):
+        pack(tmp_path / "in", tmp_path / "out")
+    assert not list((tmp_path / "out").glob("*.tar"))
+
+
+def test_damage_in_the_source_raises_or_is_left_out(tmp_path):
+    make_folder(tmp_path / "in", 12)
+    shard = Path(pack(tmp_path / "in", tmp_path / "whole").shards[0])
+    cut = tmp_path / "cut.tar"
+    cut.write_bytes(shard.read_bytes()[:-8000])
+    with pytest.raises(ShardError, match="cut"):
+        pack(cut, tmp_path / "out")
+    done = pack(cut, tmp_path / "out", on_error="skip")
+    assert 0 < done.samples < 12 and images(ShardDataset(done.shards)) == images(ShardDataset(shard))[: done.samples]
+
+
+@pytest.mark.parametrize(("text", "size"), [("128MB", 128_000_000), ("64 MiB", 64 << 20), ("1.5k", 1500), (4096, 4096)])
+def test_sizes(text, size):
+    assert parse_bytes(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "big", "-1MB", "0", "1TBx"])
+def test_what_is_no_size(text):
+    with pytest.raises(ConfigError, match="is no size"):
+        parse_bytes(text)
+
+
+def test_the_command_says_what_it_wrote(tmp_path):
+    make_folder(tmp_path / "in", 9)
+    app = typer.Typer()
+    app.command()(pack_command)
+    arguments = [str(tmp_path / "in"), str(tmp_path / "out"), "--shard-size", "9KB"]
+    first, second = (CliRunner().invoke(app, arguments) for _ in range(2))
+    assert first.exit_code == second.exit_code == 0
+    assert "9 samples" in first.output.replace("\n", " ") and "written earlier" in second.output.replace("\n", " ")
+    assert json.loads((tmp_path / "out" / "classes.json").read_text()) == {"classes": ["a", "b", "c"]}
+    assert isinstance(CliRunner().invoke(app, [*arguments, "--format", "mds"]).exception, ConfigError)
+
+
+def test_real_photographs_go_through_unchanged(real_data, tmp_path):
+    source = ShardDataset(real_data / "formats" / "imagefolder")
+    done = pack(real_data / "formats" / "imagefolder", tmp_path / "out", shard_size="500KB")
+    dataset = ShardDataset(done.shards)
+    assert images(dataset) == images(source) and dataset.classes == source.classes
+    assert dataset.labels.tolist() == source.labels.tolist()

@@ -1,0 +1,66 @@
+"""What users write for their data: braces as the shell has them, globs sorted, names that only look like patterns."""
+
+from __future__ import annotations
+
+import subprocess
+
+import fsspec
+import pytest
+
+from gpuload.core.errors import ConfigError, ShardError
+from gpuload.shards.urls import braces, expand, stamp
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [
+        "t-{000..011}.tar",
+        "{9..12}",
+        "{3..1}x",
+        "{a,b}/{c,d}.tar",
+        "x{a,{1..2}}y",
+        "plain",
+        "{a}",
+        "{",
+        "{000..002}{a,b}",
+        "{a{b,c}}-{1..010}",
+        "{0..2}",
+    ],
+)
+def test_braces_are_bashs(pattern):
+    words = subprocess.run(["bash", "-c", f"printf '%s\\n' {pattern}"], capture_output=True, text=True, check=True)
+    assert braces(pattern) == words.stdout.split()
+
+
+def test_globs_are_sorted_and_files_that_look_like_patterns_are_files(tmp_path):
+    for name in ("b.tar", "a.tar", "x[1].tar", "y{1,2}.tar"):
+        (tmp_path / name).touch()
+    assert expand(f"{tmp_path}/[ab].tar", {}) == [f"{tmp_path}/a.tar", f"{tmp_path}/b.tar"]
+    assert expand(tmp_path / "x[1].tar", {}) == [f"{tmp_path}/x[1].tar"]
+    assert expand(f"{tmp_path}/y{{1,2}}.tar", {}) == [f"{tmp_path}/y{{1,2}}.tar"]
+    assert expand([f"file://{tmp_path}/b.tar", f"{tmp_path}/a*"], {}) == [f"{tmp_path}/b.tar", f"{tmp_path}/a.tar"]
+
+
+def test_remote_globs():
+    system = fsspec.filesystem("memory")
+    for name in ("b.tar", "a.tar"):
+        system.pipe_file(f"/glob/{name}", b"x")
+    try:
+        assert expand("memory://glob/*.tar", {}) == ["memory://glob/a.tar", "memory://glob/b.tar"] or expand(
+            "memory://glob/*.tar", {}
+        ) == ["memory:///glob/a.tar", "memory:///glob/b.tar"]
+    finally:
+        system.rm("/glob", recursive=True)
+
+
+def test_no_match_no_file_and_no_list_are_errors(tmp_path):
+    with pytest.raises(ShardError, match=r"no file matches"):
+        expand(f"{tmp_path}/*.tar", {})
+    with pytest.raises(ConfigError, match="empty list"):
+        expand([], {})
+    with pytest.raises(ShardError, match="does not exist"):
+        stamp(f"{tmp_path}/gone", {})
+    with pytest.raises(ShardError, match="does not exist"):
+        stamp("memory://nowhere/gone", {})
+    with pytest.raises(ShardError, match="fsspec cannot open"):
+        stamp("nosuchprotocol://x", {})
