@@ -174,7 +174,7 @@ def report(outcome: Outcome, made: str) -> str:
         html.Section("Waiting", f"Each batch is followed by {step}.", html.waiting("seconds", waits)),
         html.Section(
             "Training",
-            "A small network from scratch, same seed: the same loss, sooner. Running mean over five steps.",
+            "A network trained from scratch, same seed for both; running mean over five steps.",
             html.curves("seconds of training", "loss", curves) if curves else "",
         ),
         html.Section("All figures", reasons, html.table(command.rows(outcome))),
@@ -185,4 +185,4 @@ def report(outcome: Outcome, made: str) -> str:
     return html.page("gpuload demo", command.lead(timed), sections)
 
 
-_CHANGE = "from gpuload import DataLoader            # was: from torch.utils.data import DataLoader"
+_CHANGE = "- from torch.utils.data import DataLoader\n+ from gpuload import DataLoader"

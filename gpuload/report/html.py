@@ -134,12 +134,13 @@ def curves(x_label: str, y_label: str, content: Sequence[Curve]) -> str:
     def height(y: float) -> float:
         return top_px + plot_px * (1 - y / y_top)
 
-    parts = [f'<text x="0" y="12" class="dim">{escape(y_label)}</text>']
+    parts = []
     for tick in y_ticks:
         y = height(tick)
         parts.append(f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}" class="grid"/>')
         if tick:
-            parts.append(f'<text x="0" y="{y - 3:.1f}" class="dim">{tick:g}</text>')
+            unit = f" {escape(y_label)}" if tick == y_top else ""
+            parts.append(f'<text x="0" y="{y - 4:.1f}" class="dim">{tick:g}{unit}</text>')
     for tick in x_ticks:
         anchor = "start" if tick == 0 else "end" if tick == x_top else "middle"
         parts.append(
@@ -159,16 +160,16 @@ def curves(x_label: str, y_label: str, content: Sequence[Curve]) -> str:
         f'<svg x="0" y="{top_px}" width="100%" height="{plot_px}" viewBox="0 0 1000 1000" preserveAspectRatio="none" '
         f'class="lines">{lines}</svg>'
     )
-    for number, curve in enumerate(content):
-        if len(curve.xs):
-            x, y = _percent(curve.xs[-1], x_top), height(curve.ys[-1])
-            anchor = "end" if curve.xs[-1] > 0.3 * x_top else "start"
-            kind = "ours" if curve.ours else "other"
-            parts.append(
-                f'<circle cx="{x}" cy="{y:.1f}" r="4" class="{kind}"/>'
-                f'<text x="{x}" y="{max(24.0, y - 10 - 18 * (number % 2)):.1f}" text-anchor="{anchor}" '
-                f'class="halo {kind}-text">{escape(curve.label)}</text>'
-            )
+    ends = sorted((curve for curve in content if len(curve.xs)), key=lambda curve: -curve.ys[-1])
+    for rank, curve in enumerate(ends):  # the highest end is named above it, the others below: names do not collide
+        x, y = _percent(curve.xs[-1], x_top), height(curve.ys[-1])
+        anchor = "end" if curve.xs[-1] > 0.3 * x_top else "start"
+        kind = "ours" if curve.ours else "other"
+        parts.append(
+            f'<circle cx="{x}" cy="{y:.1f}" r="4" class="{kind}"/>'
+            f'<text x="{x}" y="{y - 10 if rank == 0 else y + 4 + 16 * rank:.1f}" text-anchor="{anchor}" '
+            f'class="halo {kind}-text">{escape(curve.label)}</text>'
+        )
     return _svg(f"{y_label} over {x_label}", top_px + plot_px + bottom_px, "".join(parts))
 
 

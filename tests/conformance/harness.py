@@ -153,7 +153,7 @@ def attributes(loader: Any) -> dict[str, Any]:
 def named(arguments: Any) -> str:
     """A test's id for keyword arguments, the same in every run: functions and generators by name, not by address."""
     if not isinstance(arguments, Mapping):
-        return str(arguments)
+        return type(arguments).__name__ if "object at" in repr(arguments) else str(arguments)
     words = {key: getattr(value, "__name__", value) for key, value in arguments.items()}
     return ", ".join(f"{k}={type(v).__name__ if 'object at' in repr(v) else v}" for k, v in words.items()) or "nothing"
 

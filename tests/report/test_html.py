@@ -85,9 +85,15 @@ def test_curves_lie_where_their_values_are():
     points = [line.get("points").split() for line in nested.findall("polyline")]
     assert points == [["0.0,0.0", "500.0,500.0", "1000.0,750.0"], ["0.0,0.0", "250.0,750.0"]]  # x to 4, y to 2
     words = "".join(drawing.itertext())
-    assert "loss" in words
+    assert "2 loss" in words
     assert "seconds" in words
     assert words.count("gpuload") == 1
+
+
+def test_names_of_curves_that_end_together_do_not_collide():
+    ends = [text for text in svg(CURVES).findall("text") if "halo" in (text.get("class") or "")]
+    first, second = (float(text.get("y") or "nan") for text in ends)
+    assert abs(first - second) >= 16
 
 
 def test_waiting_draws_waits_and_steps_end_to_end():

@@ -127,10 +127,11 @@ def _dataset(name: str, setting: Setting, transform: str) -> Any:
     if ours or setting.shared_dataset:
         from gpuload import ShardDataset
 
-        if setting.data.kind == "flat":
-            return ShardDataset(setting.data.where, transform=pil)
-        plain = read_plainly(setting.data, pil, pil_rgb)
-        return ShardDataset(list(setting.data.shards), transform=pil, label=None if plain.labelled else plain.labels)
+        labels = None
+        if setting.data.kind == "tar":
+            plain = read_plainly(setting.data, pil, pil_rgb)
+            labels = None if plain.labelled else plain.labels
+        return ShardDataset(setting.data.where, transform=pil, label=labels)
     return read_plainly(setting.data, pil, pil_rgb)
 
 
