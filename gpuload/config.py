@@ -70,7 +70,7 @@ def default_threads(read: Callable[[Path], str] = Path.read_text) -> int:
     if quota is not None:
         cpus = min(cpus, max(1, round(quota)))
     ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    return max(1, cpus // (int(ranks) if ranks.isdigit() and int(ranks) > 0 else 1))
+    return max(1, cpus // (int(ranks) if ranks.isdecimal() and int(ranks) > 0 else 1))
 
 
 def _cgroup_cpus(read: Callable[[Path], str]) -> float | None:

@@ -26,59 +26,85 @@ from gpuload.device.host import Device, HostDevice, ImageMemory, ImagePool, page
 
 @dataclass(frozen=True)
 class _Sent:
+    """batch: with its tensors on the device, which are `copied`; ready once `event` has happened."""
+
     batch: Any
+    copied: tuple[torch.Tensor, ...]
     event: Any
 
 
-class CudaDevice:
-    """device="cuda:N". runtime: torch.cuda, or what stands for it in tests."""
+class TorchRuntime:
+    """What a CudaDevice asks of torch and the driver, for one GPU. tests/device/simulated.py stands for it without."""
 
-    def __init__(self, device: torch.device, *, rows: int, keep: int, runtime: Any = torch.cuda):
+    allocate = staticmethod(page_locked)
+
+    def __init__(self, device: torch.device):
+        self._device = device
+
+    def new_stream(self) -> Any:
+        return torch.cuda.Stream(device=self._device)
+
+    def current_stream(self) -> Any:
+        """The stream on which the calling thread's work goes now."""
+        return torch.cuda.current_stream(self._device)
+
+    def recorded_event(self, stream: Any) -> Any:
+        """An event that happens once the stream has done what it was given so far."""
+        event = torch.cuda.Event()
+        event.record(stream)
+        return event
+
+    def locked(self, host: torch.Tensor) -> torch.Tensor:
+        return host if host.is_pinned() else host.pin_memory()
+
+    def copy(self, host: torch.Tensor, stream: Any) -> torch.Tensor:
+        """A page-locked tensor on the GPU, in memory of the stream's, copied when the stream comes to it."""
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            return host.to(self._device, non_blocking=True)
+
+    def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
+        tensor.record_stream(stream)
+
+
+class CudaDevice:
+    """device="cuda:N"."""
+
+    def __init__(self, device: torch.device, *, rows: int, keep: int, runtime: Any = None):
         self.name = str(device)
-        self._device, self._runtime = device, runtime
-        self._images = ImagePool(rows=rows, keep=keep, allocate=page_locked if runtime is torch.cuda else _unlocked)
-        self._stream = runtime.Stream(device=device)
-        self._copying: deque[tuple[Any, Any]] = deque()
+        self._runtime = runtime or TorchRuntime(device)
+        self._images = ImagePool(rows=rows, keep=keep, allocate=self._runtime.allocate)
+        self._stream = self._runtime.new_stream()
+        self._copying: deque[tuple[Any, list[torch.Tensor]]] = deque()
         self._lock = threading.Lock()  # several decode threads may finish batches at once
 
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory:
         return self._images.take(spec, rows)
 
     def send(self, batch: Any) -> _Sent:
-        with self._lock, self._runtime.device(self._device), self._runtime.stream(self._stream):
+        with self._lock:
             while self._copying and self._copying[0][0].query():
                 self._copying.popleft()
             kept: list[torch.Tensor] = []
+            copied: list[torch.Tensor] = []
 
             def copy(leaf: Any) -> Any:
-                if not isinstance(leaf, torch.Tensor):
+                if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":  # the user's collate_fn sent it
                     return leaf
-                pinned = leaf if leaf.is_pinned() or self._runtime is not torch.cuda else leaf.pin_memory()
-                kept.append(pinned)
-                return pinned.to(self._device, non_blocking=True)
+                kept.append(self._runtime.locked(leaf))
+                copied.append(self._runtime.copy(kept[-1], self._stream))
+                return copied[-1]
 
             sent = map_leaves(copy, batch)
-            event = self._runtime.Event()
-            event.record(self._stream)
+            event = self._runtime.recorded_event(self._stream)
             self._copying.append((event, kept))
-        return _Sent(sent, event)
+        return _Sent(sent, tuple(copied), event)
 
     def hand_over(self, sent: _Sent) -> Any:
-        current = self._runtime.current_stream(self._device)
+        current = self._runtime.current_stream()
         current.wait_event(sent.event)
-
-        def mark(leaf: Any) -> Any:
-            if isinstance(leaf, torch.Tensor):
-                leaf.record_stream(current)
-            return leaf
-
-        return map_leaves(mark, sent.batch)
-
-
-def _unlocked(nbytes: int) -> Any:
-    from gpuload.device.memory import pageable
-
-    return pageable(nbytes)
+        for tensor in sent.copied:
+            self._runtime.record_stream(tensor, current)
+        return sent.batch
 
 
 def resolve(device: Any) -> torch.device:
