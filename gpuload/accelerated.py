@@ -6,7 +6,6 @@ as torch's iterators, so that a seed gives the same batches with either import.
 
 from __future__ import annotations
 
-import operator
 import os
 import threading
 import weakref
@@ -21,9 +20,10 @@ from torch.utils.data.distributed import DistributedSampler
 
 from gpuload.collate import DirectCollate, SampleCollate
 from gpuload.core.batch import BatchPlan, TensorSpec
-from gpuload.core.errors import ConfigError, EpochCancelledError
+from gpuload.core.errors import EpochCancelledError
 from gpuload.core.philox import sample_keys
 from gpuload.core.protocols import Decoder
+from gpuload.core.refs import as_ids
 from gpuload.core.structure import map_leaves
 from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
@@ -155,6 +155,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
         self._world = (sampler.num_replicas, sampler.rank) if isinstance(sampler, DistributedSampler) else (1, 0)
         # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
         self._ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
+        self._ahead_as_torch = bool(loader.num_workers)
         self._inline = loader.explicit_inline
         if self._inline:
             self._ahead = 1
@@ -166,6 +167,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
         self._epoch = loader.epoch if self._given_seed is not None else self._resets
         self._number = self._position = 0
         self._primed = False
+        self._held: Exception | None = None
         self._flow = self._wiring.engine.start(epoch=self._epoch, depth=self._wiring.depth, in_order=self._in_order)
         self._end = weakref.finalize(self, _cancel, self._flow, self._pid)
         self._end.atexit = False
@@ -186,11 +188,18 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             self._pull()
 
     def _pull(self) -> None:
+        if self._held is not None:
+            return
         try:
             index = self._next_index()
         except StopIteration:
             return
-        ids = _ids(index if self._auto_collation else [index])
+        except Exception as error:
+            if self._ahead_as_torch or not self._flow.outstanding:
+                raise
+            self._held = error  # where torch would not have asked yet: its turn comes after the batches before it
+            return
+        ids = as_ids(list(index) if self._auto_collation else [index])
         world, rank = self._world
         positions = (self._position + np.arange(len(ids))) * world + rank
         self._position += len(ids)
@@ -225,6 +234,9 @@ class AcceleratedIterator(_BaseDataLoaderIter):
                 batch = map_leaves(_to_channels_last, batch)
             self.record.received(asked_at, finished.images)
             return batch
+        if self._held is not None:
+            held, self._held = self._held, None
+            raise held
         self.record.ended()
         raise StopIteration
 
@@ -242,15 +254,6 @@ class AcceleratedIterator(_BaseDataLoaderIter):
 def _cancel(flow: Any, pid: int) -> None:
     if pid == os.getpid():  # in a forked child the flow's lock may be held for ever, and there is nothing to stop
         flow.cancel()
-
-
-def _ids(index: Any) -> np.ndarray:
-    try:
-        return np.fromiter((operator.index(i) for i in index), np.int64)
-    except TypeError as error:
-        raise ConfigError(
-            f"the sampler gave {index!r}; the accelerated path needs integer indices: pass accelerate=False for others"
-        ) from error
 
 
 def _to_channels_last(leaf: Any) -> Any:

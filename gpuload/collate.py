@@ -18,18 +18,26 @@ from torch.utils.data.dataloader import default_collate
 from gpuload.augment.torchvision import KeyedRandom
 from gpuload.core.batch import BatchPlan, EncodedBatch
 from gpuload.core.protocols import Source
-from gpuload.core.structure import fill, mapping_like
+from gpuload.core.structure import EncodedImage, Placed, fill, mapping_like, place, replaced
 
 
 class DirectCollate:
-    """default_collate without samples: the images are stacked already, columns are converted whole."""
+    """default_collate with the images stacked already. Numeric columns are converted whole, the rest by torch."""
 
     def __init__(self, source: Source):
         self._source = source
 
     def __call__(self, images: Any, encoded: EncodedBatch, keep: np.ndarray, plan: BatchPlan) -> Any:
-        columns = [_column(column, keep) for column in encoded.columns]
-        return fill(_listed(self._source.slots), images, columns)
+        if len(plan) == 0:
+            return default_collate([])  # it raises, and torch's loader with it
+        if encoded.samples is None and all(isinstance(column, np.ndarray) for column in encoded.columns):
+            columns = [torch.from_numpy(column[keep]) for column in encoded.columns]
+            return fill(_listed(self._source.slots), images, columns)
+        placed = _samples(self._source, encoded, keep)
+        path = placed[0].path
+        if any(other.path != path for other in placed):
+            return default_collate([sample.with_image(image) for sample, image in zip(placed, images, strict=True)])
+        return replaced(default_collate([sample.with_image(0) for sample in placed]), path, images)
 
 
 class SampleCollate:
@@ -43,19 +51,21 @@ class SampleCollate:
         self._one_at_a_time = threading.Lock()
 
     def __call__(self, images: Any, encoded: EncodedBatch, keep: np.ndarray, plan: BatchPlan) -> Any:
-        columns = [_values(column, keep) for column in encoded.columns]
-        samples = [
-            fill(self._source.slots, image, [column[place] for column in columns]) for place, image in enumerate(images)
-        ]
+        placed = _samples(self._source, encoded, keep)
+        samples = [sample.with_image(image) for sample, image in zip(placed, images, strict=True)]
         with self._one_at_a_time, KeyedRandom(plan.keys[0] if len(plan) else np.zeros(4, np.uint32)):
             batch = self._collate_fn(samples[0] if plan.single else samples)
         return pin_memory(batch, self._pinned_for) if self._pinned_for is not None else batch
 
 
-def _column(column: Any, keep: np.ndarray) -> Any:
-    if isinstance(column, np.ndarray) and column.dtype.kind in "iufb":
-        return torch.from_numpy(column[keep])
-    return default_collate(_values(column, keep))
+def _samples(source: Source, encoded: EncodedBatch, keep: np.ndarray) -> list[Placed]:
+    """The samples of the rows to keep, without their images."""
+    if encoded.samples is not None:
+        return [sample for row in keep.tolist() if (sample := encoded.samples[row]) is not None]
+    columns = [_values(column, keep) for column in encoded.columns]
+    hollow = [fill(source.slots, EncodedImage(b""), [column[at] for column in columns]) for at in range(len(keep))]
+    path = place(hollow[0]).path if hollow else ()
+    return [Placed(sample, path) for sample in hollow]
 
 
 def _values(column: Any, keep: np.ndarray) -> list[Any]:

@@ -7,7 +7,7 @@ the accelerated one is `accelerated.py`'s, the other is torch's own code, reache
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
@@ -21,6 +21,8 @@ from gpuload.fallback import torch_iterator
 from gpuload.plan import LoaderPlan, plan_loader
 from gpuload.record import EpochRecord
 from gpuload.sampling.order import Order
+
+T_co = TypeVar("T_co", covariant=True)
 
 
 class Automatic(int):
@@ -51,7 +53,7 @@ class OrderSampler(Sampler[int]):
         return iter(Order(self.order, len(self.dataset), self.seed, self.epoch))
 
 
-class DataLoader(TorchDataLoader):
+class DataLoader(TorchDataLoader[T_co]):
     """torch.utils.data.DataLoader with the work done by gpuload's engine, batch for batch the same.
 
     All of torch's arguments mean what they mean there; the rest is keyword-only:
@@ -110,8 +112,6 @@ class DataLoader(TorchDataLoader):
             if ahead < 0:
                 raise ValueError("prefetch_factor option should be non-negative")
             prefetch_factor = None  # torch has no depth without worker processes; gpuload has
-        elif ahead is None and not auto and num_workers > 0:
-            prefetch_factor = AUTO_DEPTH
         own = order or ("shuffle" if seed is not None and shuffle else None)
         if own is not None and not isinstance(sampler, OrderSampler):
             if sampler is not None or batch_sampler is not None or (order is not None and shuffle):
@@ -138,6 +138,8 @@ class DataLoader(TorchDataLoader):
         )
         if auto:
             self.prefetch_factor = ahead
+        elif ahead is None and num_workers > 0:
+            self.prefetch_factor = AUTO_DEPTH
         self.device, self.dtype, self.memory_format = device, dtype, memory_format
         self.decoder, self.on_error, self.accelerate, self.progress = decoder, on_error, accelerate, progress
         self.seed, self.order = seed, order

@@ -83,7 +83,7 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     threads = loader.decode_threads
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
     steps = [
-        ("order", "the caller's thread", f"ids from {type(loader.batch_sampler or loader.sampler).__name__}"),
+        ("order", "the caller's thread", f"ids from {type(loader._index_sampler).__name__}"),
         ("read", "fetch threads" if threads else where, "encoded bytes"),
         (f"decode ({choice.decoder})", where, "H x W x 3 uint8"),
         *((name, where if kind == "fused" else f"{where}, per sample", shape) for name, kind, shape in augment.steps()),

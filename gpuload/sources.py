@@ -6,7 +6,6 @@ overrides one of them means something else) and one small Source a kind. What is
 
 from __future__ import annotations
 
-import operator
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -19,8 +18,8 @@ from gpuload.augment.torchvision import NotUnderstoodError
 from gpuload.config import LOCAL_FETCH_THREADS, REMOTE_FETCH_THREADS
 from gpuload.core.batch import EncodedBatch, join_encoded
 from gpuload.core.protocols import Source
-from gpuload.core.refs import whole_files
-from gpuload.core.structure import IMAGE, Column, take_apart
+from gpuload.core.refs import as_ids, whole_files
+from gpuload.core.structure import IMAGE, Column, Placed, place
 from gpuload.dataset import ShardDataset
 from gpuload.fetch.reader import LocalReader
 
@@ -103,7 +102,7 @@ class FolderSource:
     def name(self, sample: int) -> tuple[str, str]:
         try:
             return str(self._dataset.samples[sample][0]), ""
-        except IndexError:
+        except (IndexError, TypeError):
             return str(self._dataset.root), ""
 
     def fetch(self, ids: np.ndarray) -> EncodedBatch:
@@ -132,10 +131,11 @@ class FolderSource:
 class EncodedSource:
     """Any map-style data set with `get_encoded`. One thread at a time unless it says `encoded_thread_safe = True`."""
 
+    slots = None  # samples need not be alike: each keeps its own structure
+
     def __init__(self, dataset: Any):
         self._dataset = dataset
         self.fetch_threads = LOCAL_FETCH_THREADS if getattr(dataset, "encoded_thread_safe", False) else 1
-        self.slots: Any = None
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -146,23 +146,19 @@ class EncodedSource:
     def fetch(self, ids: np.ndarray) -> EncodedBatch:
         failures: dict[int, BaseException] = {}
         parts: list[Any] = []
-        rows: list[list[Any]] = []
-        for row, sample in enumerate(ids.tolist()):
+        samples: list[Placed | None] = []
+        for row, key in enumerate(ids.tolist()):
             try:
-                slots, image, fields = take_apart(self._dataset.get_encoded(sample))
-                if self.slots is None:
-                    self.slots = slots
-                if slots != self.slots:
-                    raise TypeError(f"get_encoded({sample}) has the structure {slots}, samples before it {self.slots}")
-                parts.append(_bytes(image.data))
-                rows.append(fields)
+                placed = place(self._dataset.get_encoded(key))
+                parts.append(_bytes(placed.image.data))
+                samples.append(Placed(placed.with_image(None), placed.path))
             except Exception as error:  # the user's method may raise anything: this sample's error
                 failures[row] = error
                 parts.append(b"")
-                rows.append([])
-        width = max((len(fields) for fields in rows), default=0)
-        columns = tuple([fields[k] if fields else None for fields in rows] for k in range(width))
-        return join_encoded(parts, columns, failures)
+                samples.append(None)
+        encoded = join_encoded(parts, (), failures)
+        encoded.samples = samples
+        return encoded
 
     def close(self) -> None:
         """Nothing of ours to free."""
@@ -181,20 +177,23 @@ class ShardSource:
         return len(self._dataset)
 
     def name(self, sample: int) -> tuple[str, str]:
-        if not -len(self) <= sample < len(self):
+        if not isinstance(sample, int) or not -len(self) <= sample < len(self):
             return repr(self._dataset), ""
         return self._dataset.name(sample)
 
     def fetch(self, ids: np.ndarray) -> EncodedBatch:
         length = len(self)
-        outside = (ids < -length) | (ids >= length)
-        failures: dict[int, BaseException] = {
-            row: IndexError(f"index {int(ids[row])} is out of range for a data set of {length} samples")
-            for row in np.flatnonzero(outside).tolist()
-        }
+        failures: dict[int, BaseException] = {}
+        for row, sample in enumerate(ids.tolist()):
+            if not isinstance(sample, int):
+                failures[row] = TypeError(f"index {sample!r} is no integer")
+            elif not -length <= sample < length:
+                failures[row] = IndexError(f"index {sample} is out of range for a data set of {length} samples")
+        outside = np.isin(np.arange(len(ids)), list(failures))
         if outside.all():
             return join_encoded([b""] * len(ids), (), failures)
-        safe = np.where(outside, 0, np.where(ids < 0, ids + length, ids))
+        safe = np.where(outside, 0, ids).astype(np.int64)
+        safe[safe < 0] += length
         encoded = self._reader.read(self._dataset.files, self._dataset.refs(safe))
         encoded.columns = self._dataset.columns(safe, failures)
         encoded.failures.update(failures)
@@ -221,19 +220,20 @@ class SubsetSource:
 
     def name(self, sample: int) -> tuple[str, str]:
         try:
-            return self._inner.name(operator.index(self._subset.indices[sample]))
-        except IndexError:
-            return repr(type(self._subset).__name__), ""
+            return self._inner.name(self._subset.indices[sample])
+        except Exception:  # as in fetch, which says what it was
+            return type(self._subset).__name__, ""
 
     def fetch(self, ids: np.ndarray) -> EncodedBatch:
         failures: dict[int, BaseException] = {}
-        inner = np.zeros(len(ids), np.int64)
+        inner: list[Any] = []
         for row, sample in enumerate(ids.tolist()):
             try:
-                inner[row] = operator.index(self._subset.indices[sample])
+                inner.append(self._subset.indices[sample])
             except Exception as error:  # indices may be any sequence of the user's
                 failures[row] = error
-        encoded = self._inner.fetch(inner)
+                inner.append(0)  # whatever that gives is not delivered
+        encoded = self._inner.fetch(as_ids(inner))
         encoded.failures.update(failures)
         return encoded
 

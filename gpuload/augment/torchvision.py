@@ -333,7 +333,11 @@ _DRAWING = {
     torch.Tensor.exponential_, torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial,
     torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.Tensor.log_normal_,
 }  # fmt: skip
-_LIKE = {torch.rand_like: torch.rand, torch.randn_like: torch.randn}
+_LIKE = {
+    torch.rand_like: torch.Tensor.uniform_,
+    torch.randn_like: torch.Tensor.normal_,
+    torch.randint_like: torch.Tensor.random_,
+}
 _LOCAL = threading.local()
 
 
@@ -358,7 +362,9 @@ class KeyedRandom(TorchFunctionMode):
             if func in _DRAWING:
                 kwargs = {**kwargs, "generator": self.generator}
             elif func in _LIKE:
-                like = args[0]
-                given = {"dtype": like.dtype, "device": like.device, **kwargs, "generator": self.generator}
-                return _LIKE[func](like.shape, **given)
+                like, *bounds = args
+                bounds += [kwargs[name] for name in ("low", "high") if name in kwargs]
+                given = {name: value for name, value in kwargs.items() if name not in ("low", "high", "generator")}
+                # filled in its own memory's order, as torch does
+                return _LIKE[func](torch.empty_like(like, **given), *bounds, generator=self.generator)
         return func(*args, **kwargs)

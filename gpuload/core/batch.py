@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.core.structure import Placed
+
 
 @dataclass(frozen=True)
 class TensorSpec:
@@ -26,8 +28,9 @@ class TensorSpec:
 class BatchPlan:
     """B. What batch `number` of an epoch holds.
 
-    ids: int64 (n,), dataset indices in the batch's order. positions: int64 (n,), their places in the
-    epoch's order over all ranks. keys: uint32 (n, 4), the counter-based random key of each sample.
+    ids: int64 (n,), dataset indices in the batch's order; object where the sampler gave other keys. positions:
+    int64 (n,), their places in the epoch's order over all ranks. keys: uint32 (n, 4), the counter-based random
+    key of each sample.
     single: the "batch" is one sample of a loader without automatic batching (`batch_size=None`).
     """
 
@@ -46,7 +49,8 @@ class EncodedBatch:
     """D. The encoded bytes of a batch: one flat buffer.
 
     data: uint8 (total,). offsets, lengths: int64 (n,), where each sample lies in `data`.
-    columns: the samples' other fields, one entry a leaf of the sample's structure: an array (n,) or a list of n.
+    columns: the samples' other fields, one entry a Column of the source's slots: an array (n,) or a list of n.
+    samples: instead of columns, where samples need not be alike: each as it came, None where it failed.
     failures: row -> the error for samples that could not be read; their length is 0.
     """
 
@@ -55,6 +59,7 @@ class EncodedBatch:
     lengths: np.ndarray
     columns: tuple[Any, ...] = ()
     failures: dict[int, BaseException] = field(default_factory=dict)
+    samples: list[Placed | None] | None = None
 
     def __len__(self) -> int:
         return len(self.offsets)

@@ -8,6 +8,7 @@ torch's loader still catches what it caught there.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 
 class GpuloadError(Exception):
@@ -53,8 +54,8 @@ class SampleError(GpuloadError):
 
     CURE = 'Repair or remove it, or pass on_error="skip" or "replace" to go on without it'
 
-    def __init__(self, shard: str, sample: int, key: str, problem: str, kind: str = "SampleError"):
-        self.shard, self.sample, self.key, self.problem, self.kind = shard, int(sample), key, problem, kind
+    def __init__(self, shard: str, sample: Any, key: str, problem: str, kind: str = "SampleError"):
+        self.shard, self.sample, self.key, self.problem, self.kind = shard, sample, key, problem, kind
         where = f"sample {sample}" + (f" ({key})" if key and key != shard else "") + f" in {shard}"
         super().__init__(f"{where}: {problem}. {self.CURE}")
 
@@ -65,7 +66,7 @@ class SampleError(GpuloadError):
         return (SampleError, (self.shard, self.sample, self.key, self.problem, self.kind))
 
 
-def sample_error(shard: str, sample: int, key: str, cause: BaseException) -> SampleError:
+def sample_error(shard: str, sample: Any, key: str, cause: BaseException) -> SampleError:
     """The `SampleError` for `cause`, also an instance of `type(cause)` where Python's layouts allow it.
 
     A cause that is a SampleError already keeps its shard and key, which say more than those of what wraps it.
@@ -81,11 +82,14 @@ def sample_error(shard: str, sample: int, key: str, cause: BaseException) -> Sam
 
 @lru_cache(maxsize=256)
 def _also_a(cause: type[BaseException]) -> type[SampleError]:
-    if not issubclass(cause, Exception):
-        return SampleError
-    try:
-        combined = type(f"SampleError[{cause.__name__}]", (SampleError, cause), {})
-        combined("shard", 0, "", "probe")
-    except Exception:  # incompatible layouts, or a constructor that asks for more: the plain class names everything too
-        return SampleError
-    return combined
+    """SampleError and `cause`, or its nearest base that can be had: a constructor may ask for more than a message."""
+    for base in cause.__mro__:
+        if base is Exception or not issubclass(base, Exception):
+            break
+        try:
+            combined = type(f"SampleError[{base.__name__}]", (SampleError, base), {})
+            combined("shard", 0, "", "probe")
+            return combined
+        except Exception:  # incompatible layouts, or that constructor: the next base names everything too
+            continue
+    return SampleError

@@ -1,13 +1,14 @@
 """The shape of a sample: where in a tuple, list or dict the image stands, and where the other fields.
 
-A sample is taken apart into one image and numbered columns, and put together again as a sample or as a
-batch. Owns nothing but that; the order of columns is the order in which the leaves are met.
+Two forms. A sample of a user's own (`Placed`) is kept as it came, with the path to its image: no two need be
+alike. Samples that are alike, as those of shards, are described once by slots: IMAGE where the image stands,
+Column(k) where field k does, and the fields travel as columns.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,25 +42,54 @@ class Column:
     number: int
 
 
-def take_apart(sample: Any) -> tuple[Any, Any, list[Any]]:
-    """(slots, image, fields) of a sample that holds exactly one EncodedImage. Raises TypeError otherwise."""
-    images: list[Any] = []
-    fields: list[Any] = []
+@dataclass(frozen=True)
+class Placed:
+    """A sample and where its image stands in it: path holds a key or an index a level."""
 
-    def leaf(value: Any) -> Any:
-        if isinstance(value, EncodedImage):
-            images.append(value)
-            return IMAGE
-        fields.append(value)
-        return Column(len(fields) - 1)
+    sample: Any
+    path: tuple[Any, ...]
 
-    slots = map_leaves(leaf, sample)
-    if len(images) != 1:
+    @property
+    def image(self) -> Any:
+        """What stands there now."""
+        value = self.sample
+        for key in self.path:
+            value = value[key]
+        return value
+
+    def with_image(self, image: Any) -> Any:
+        """The sample with `image` there. Containers on the way are copied, everything else is the same object."""
+        return replaced(self.sample, self.path, image)
+
+
+def place(sample: Any) -> Placed:
+    """Where the one EncodedImage of a sample stands. Raises TypeError where there is none, or more than one."""
+    paths = list(_image_paths(sample, ()))
+    if len(paths) != 1:
         raise TypeError(
-            f"get_encoded must return a sample with exactly one gpuload.EncodedImage in it, got {len(images)} "
+            f"get_encoded must return a sample with exactly one gpuload.EncodedImage in it, got {len(paths)} "
             f"in {type(sample).__name__}; wrap the image's bytes: return EncodedImage(data), label"
         )
-    return slots, images[0], fields
+    return Placed(sample, paths[0])
+
+
+def _image_paths(value: Any, path: tuple[Any, ...]) -> Iterator[tuple[Any, ...]]:
+    if isinstance(value, EncodedImage):
+        yield path
+    elif isinstance(value, (Mapping, tuple, list)):
+        for key, inner in value.items() if isinstance(value, Mapping) else enumerate(value):
+            yield from _image_paths(inner, (*path, key))
+
+
+def replaced(tree: Any, path: tuple[Any, ...], value: Any) -> Any:
+    """`tree` with `value` at `path`; the containers on the way are copies of the same class."""
+    if not path:
+        return value
+    key, inner = path[0], replaced(tree[path[0]], path[1:], value)
+    if isinstance(tree, Mapping):
+        return mapping_like(tree, {k: inner if k == key else v for k, v in tree.items()})
+    parts = [inner if number == key else part for number, part in enumerate(tree)]
+    return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
 
 
 def map_leaves(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -15,6 +15,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Mapping
+from types import FrameType
 
 import numpy as np
 
@@ -37,16 +38,39 @@ def forget_locals(error: BaseException) -> None:
     """Drop the variables of the frames that `error` and its causes came through, as far as they have ended.
 
     They hold the batch's bytes and images, and by way of those the error itself: without this a batch would live
-    for as long as someone keeps the error, and then until the next garbage collection.
+    for as long as someone keeps the error, and then until the next garbage collection. A frame also keeps its callers.
     """
-    seen: set[int] = set()
+    for met in _chain(error):
+        if met.__traceback__ is not None:
+            traceback.clear_frames(met.__traceback__)
+            _clear_callers(met.__traceback__.tb_frame)
+
+
+def forget_frames(error: BaseException) -> None:
+    """The same for an error that nobody will be shown."""
+    for met in _chain(error):
+        met.__traceback__ = None
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
     todo: list[BaseException | None] = [error]
     while todo:
         met = todo.pop()
-        if met is not None and id(met) not in seen:
-            seen.add(id(met))
-            traceback.clear_frames(met.__traceback__)
+        if met is not None and not any(met is other for other in found):
+            found.append(met)
             todo += (met.__cause__, met.__context__)
+    return found
+
+
+def _clear_callers(frame: FrameType) -> None:
+    caller = frame.f_back
+    while caller is not None:
+        try:
+            caller.clear()
+        except RuntimeError:  # still running, and so are its own callers
+            return
+        caller = caller.f_back
 
 
 class BadSamples:

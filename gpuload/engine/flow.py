@@ -8,7 +8,8 @@ Owns the queue discipline. Rules:
    there are fetch threads, and where nothing lies ahead one batch is let in, so that a large one stops nothing.
 3. All threads work on the oldest batch that has work, so the first batch is as early as it can be.
 4. A cancelled flow's tasks end without touching anything; nobody waits for them.
-5. An error leaves without its frames' variables: they hold the batch's memory, and the error would hold them.
+5. An error leaves without its frames' variables: they hold the batch's memory, and the error would hold them. So the
+   frames that are still running then, those of a task's outermost method and `_done`, have no such variable.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
@@ -139,67 +140,58 @@ class Flow:
     def _fetch(self, batch: _InFlight) -> None:
         if self.cancelled:
             return
-        filling = finished = None
         try:
-            filling = self.work.fill(batch.plan, self.epoch, self.work.fetch(batch.plan))
+            self._fetched(batch)
         except BaseException as error:  # whatever it is, a user's SystemExit too, is handed to the consumer
-            finished = _failed(batch.plan, error)
-        with self._change:
-            self._fetching -= 1
-            if filling is not None and not self.cancelled:
-                batch.filling, batch.rows_left = filling, len(batch.plan)
-                batch.nbytes = filling.encoded.data.nbytes
-                self.nbytes += batch.nbytes
-                self._largest = max(self._largest, batch.nbytes)
-        if finished is None:
-            finished = self._spread(batch)
-        if finished is not None:
-            self._done(batch, finished)
+            self._done(batch, Finished(batch.plan.number, 0, error=error))
         else:
             self._admit()
 
-    def _spread(self, batch: _InFlight) -> Finished | None:
-        """Hand the batch's rows to the decode threads. An error where there are none to be had."""
-        step = self.work.decoder.rows_per_task or max(1, len(batch.plan))
+    def _fetched(self, batch: _InFlight) -> None:
+        """Read the batch and hand its rows to the decode threads."""
+        filling = None
         try:
-            for start in range(0, max(1, len(batch.plan)), step):
-                rows = range(start, min(start + step, len(batch.plan)))
-                self.decoders.submit(partial(self._decode, batch, rows), rank=batch.rank)
-        except RuntimeError as error:
-            return _failed(batch.plan, error)
-        return None
+            filling = self.work.fill(batch.plan, self.epoch, self.work.fetch(batch.plan))
+        finally:
+            with self._change:
+                self._fetching -= 1
+                if filling is not None and not self.cancelled:
+                    batch.filling, batch.rows_left = filling, len(batch.plan)
+                    batch.nbytes = filling.encoded.data.nbytes
+                    self.nbytes += batch.nbytes
+                    self._largest = max(self._largest, batch.nbytes)
+        step = self.work.decoder.rows_per_task or max(1, len(batch.plan))
+        for start in range(0, max(1, len(batch.plan)), step):
+            rows = range(start, min(start + step, len(batch.plan)))
+            self.decoders.submit(partial(self._decode, batch, rows), rank=batch.rank)
 
     def _decode(self, batch: _InFlight, rows: range) -> None:
-        filling, finished = batch.filling, None
+        try:
+            self._decoded(batch, rows)
+        except BaseException as error:  # the user's code may raise anything: handed on as this batch
+            self._done(batch, Finished(batch.plan.number, 0, error=error))
+
+    def _decoded(self, batch: _InFlight, rows: range) -> None:
+        """Decode these rows, and finish the batch after its last."""
+        filling = batch.filling
         if self.cancelled or filling is None:  # an error in other rows has ended the batch
             return
-        try:
-            self.work.decode(filling, rows)
-            if self._was_last(batch, rows):
-                finished = self.work.finish(filling)
-        except BaseException as error:  # the user's code may raise anything: handed on as this batch
-            finished = _failed(batch.plan, error)
-        if finished is not None:
-            self._done(batch, finished)
-
-    def _was_last(self, batch: _InFlight, rows: range) -> bool:
+        self.work.decode(filling, rows)
         with self._change:
             batch.rows_left -= len(rows)
-            return batch.rows_left == 0 and batch.finished is None and not self.cancelled
+            last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
+        if last:
+            self._done(batch, self.work.finish(filling))
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
+        if finished.error is not None:
+            forget_locals(finished.error)
         with self._change:
             if batch.finished is None and not self.cancelled:
                 batch.finished, batch.filling = finished, None
                 self.nbytes -= batch.nbytes
             self._change.notify_all()
         self._admit()
-
-
-def _failed(plan: BatchPlan, error: BaseException) -> Finished:
-    """The error in the batch's place. Called by the frame that caught it, which is left out of its traceback."""
-    forget_locals(error)
-    return Finished(plan.number, 0, error=error.with_traceback(error.__traceback__ and error.__traceback__.tb_next))
 
 
 def _closed() -> EpochCancelledError:
@@ -228,6 +220,16 @@ class InlineFlow:
         if self.cancelled:
             raise _closed()
         plan = self._planned.popleft()
+        try:
+            finished = self._made(plan)
+        except BaseException as error:
+            forget_locals(error)
+            raise
+        if finished.error is not None:
+            forget_locals(finished.error)
+        return finished
+
+    def _made(self, plan: BatchPlan) -> Finished:
         filling = self.work.fill(plan, self.epoch, self.work.fetch(plan))
         step = self.work.decoder.rows_per_task or max(1, len(plan))
         for start in range(0, len(plan), step):

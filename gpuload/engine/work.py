@@ -20,7 +20,7 @@ from gpuload.augment.run import finish_rows, store_rows
 from gpuload.core.batch import BatchPlan, EncodedBatch, TensorSpec
 from gpuload.core.errors import SampleError, sample_error
 from gpuload.core.protocols import Decoder, Source
-from gpuload.engine.badsamples import BadSamples, forget_locals, rows_to_keep
+from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
 from gpuload.engine.stats import Meter
 
 
@@ -83,8 +83,6 @@ class Work:
         """D. The bytes of the batch."""
         began = time.perf_counter()
         encoded = self.source.fetch(plan.ids)
-        for error in encoded.failures.values():
-            forget_locals(error)
         self.meters.fetch.add(items=len(plan), nbytes=encoded.data.nbytes, busy_s=time.perf_counter() - began)
         return encoded
 
@@ -106,8 +104,6 @@ class Work:
             store_rows(self.augment, decoded, filling.memory.array)
         else:
             filling.finished.update(finish_rows(self.augment, decoded, filling.plan.keys, self.tensor))
-        for error in decoded.failures.values():
-            forget_locals(error)
         filling.failures.update(decoded.failures)
         with self._counting:
             for name, count in decoded.decoders.items():
@@ -122,13 +118,16 @@ class Work:
         errors = self._named(filling)
         for error in errors:
             self.bad.add(error, epoch=filling.epoch, batch=plan.number, policy=self.on_error)
-        if errors and self.on_error == "raise":
-            return Finished(plan.number, 0, error=errors[0])
         keep = rows_to_keep(len(plan), set(filling.failures), self.on_error)
-        if len(keep) == 0 and len(plan) > 0:
-            if self.on_error == "skip":
-                return Finished(plan.number, 0, empty=True)
-            return Finished(plan.number, 0, error=errors[0])  # replace: there is no good neighbour
+        lost = len(keep) == 0 and len(plan) > 0  # every sample is bad
+        if errors and (self.on_error == "raise" or (self.on_error == "replace" and lost)):
+            for error in errors[1:]:
+                forget_frames(error)
+            return Finished(plan.number, 0, error=errors[0])
+        for error in errors:
+            forget_frames(error)
+        if lost:
+            return Finished(plan.number, 0, empty=True)
         sent = self.device.send(self.collate(self._images(filling, keep), filling.encoded, keep, plan))
         self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
         return Finished(plan.number, len(keep), sent)
@@ -146,13 +145,9 @@ class Work:
         named = []
         for row in sorted(filling.failures):
             cause = filling.failures[row]
-            sample = int(filling.plan.ids[row])
-            error = sample_error(*_where(self.source, sample), cause)
+            sample = filling.plan.ids.tolist()[row]
+            shard, key = self.source.name(sample)
+            error = sample_error(shard, sample, key, cause)
             error.__cause__ = cause
             named.append(error)
         return named
-
-
-def _where(source: Source, sample: int) -> tuple[str, int, str]:
-    shard, key = source.name(sample)
-    return shard, sample, key

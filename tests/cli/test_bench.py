@@ -236,6 +236,7 @@ def test_bench_writes_a_line_a_loader_and_a_page(class_folder, tmp_path):
     lines = [json.loads(line) for line in lines_file.read_text().splitlines()]
     assert [line["loader"] for line in lines] == ["torch", "gpuload-pillow"]
     for line in lines:
+        assert line["not_timed"] is None
         for key in ("images_per_s", "first_batch_s", "cpu_s_per_1000", "peak_rss_mb", "ratio_to_torch", "cold_start_s"):
             assert line[key] > 0, (line["loader"], key)
         assert 0 <= line["starved_pct"] <= 100

@@ -16,7 +16,11 @@ from torch.utils.data import (
     SubsetRandomSampler,
     WeightedRandomSampler,
 )
+from torch.utils.data import (
+    DataLoader as TorchDataLoader,
+)
 
+from gpuload.config import DEPTH
 from tests.conformance.harness import Make, Route, attempt, outcomes, train
 from tests.conformance.sample_data import COUNT, Breaking, Eager, Wandering
 
@@ -24,6 +28,17 @@ WORKERS: list[dict[str, int]] = [{}, {"num_workers": 0}, {"num_workers": 1, "pre
 """Left out (automatic in gpuload, none in torch), none, and one: processes are dear, so two only where they matter."""
 
 every_worker_count = pytest.mark.parametrize("workers", WORKERS, ids=["automatic", "0", "1"])
+
+
+def counterpart(DataLoader: Make, route: Route, workers: dict[str, int], shared: bool = True) -> dict[str, int]:
+    """The workers with which torch pulls ids as far ahead as gpuload does.
+
+    Where num_workers is left out, gpuload pulls DEPTH + 1 batches ahead from the first next() on. That shows only in a
+    generator that the sampler shares with somebody (`shared`), and there it is what one torch worker does.
+    """
+    if workers or not shared or route.name != "accelerated" or DataLoader is not TorchDataLoader:
+        return workers
+    return {"num_workers": 1, "prefetch_factor": DEPTH + 1}
 
 
 def seeded(seed: int = 11) -> torch.Generator:
@@ -57,7 +72,8 @@ def test_samplers_while_training_draws_too(route: Route, name: str, workers: dic
 
     def scenario(DataLoader: Make) -> Any:
         sampler = SAMPLERS[name](route.data)
-        loader = DataLoader(route.data, batch_size=7, sampler=sampler, **workers)
+        pulled = counterpart(DataLoader, route, workers, shared=name == "lazy global draws")
+        loader = DataLoader(route.data, batch_size=7, sampler=sampler, **pulled)
         return train(loader), getattr(sampler, "generator", None)
 
     route.same(scenario)
@@ -68,7 +84,8 @@ def test_samplers_while_training_draws_too(route: Route, name: str, workers: dic
 def test_shuffle_over_epochs(route: Route, with_generator: bool, workers: dict[str, int]):
     def scenario(DataLoader: Make) -> Any:
         generator = seeded() if with_generator else None
-        loader = DataLoader(route.data, batch_size=5, shuffle=True, generator=generator, **workers)
+        pulled = counterpart(DataLoader, route, workers, shared=with_generator)
+        loader = DataLoader(route.data, batch_size=5, shuffle=True, generator=generator, **pulled)
         return train(loader, 3, generator)
 
     route.same(scenario)
@@ -90,7 +107,8 @@ def test_one_generator_for_sampler_and_loader(route: Route, workers: dict[str, i
     def scenario(DataLoader: Make) -> Any:
         generator = seeded()
         sampler = RandomSampler(range(COUNT), replacement=True, num_samples=100, generator=generator)
-        loader = DataLoader(route.data, batch_size=10, sampler=sampler, generator=generator, **workers)
+        pulled = counterpart(DataLoader, route, workers)
+        loader = DataLoader(route.data, batch_size=10, sampler=sampler, generator=generator, **pulled)
         return train(loader, 2, generator)
 
     route.same(scenario)

@@ -116,6 +116,11 @@ def test_ids_and_pairs_have_no_favourite_places(length: int):
     assert not too_uneven(off_diagonal, runs / len(off_diagonal), len(off_diagonal) - 1)
 
 
+def test_longer_lengths_have_no_favourites_either():
+    first = np.concatenate([permute(np.array([0, 1]), 300, seed, 0) for seed in range(400)])
+    assert not too_uneven(np.bincount(first // 30, minlength=10), 80, 9)
+
+
 def test_neighbours_in_the_data_are_not_neighbours_in_the_order():
     ids = shuffled(50_000, seed=2)
     distance = np.diff(ids)

@@ -215,11 +215,16 @@ def report(outcome: Outcome) -> str:
         page.Section("Time the GPU would wait", "", bars("starved_pct", "% starved", 1)),
         page.Section("CPU seconds per 1000 images", "", bars("cpu_s_per_1000", "s", 2)),
         page.Section("All figures", left_out, page.table(rows(outcome))),
+        page.Section("The loaders", figure=page.table(page.Table(("loader", "what it is"), _what(outcome)))),
         page.Section("How this was measured", conditions(outcome)),
         page.Section("On what", str(this_machine()), pre=_versions_text()),
         *(page.Section(f"What {row.name} does", pre=row.plan) for row in timed if row.plan),
     )
     return page.page("gpuload bench", lead(timed), sections)
+
+
+def _what(outcome: Outcome) -> list[tuple[str, str]]:
+    return [(row.name, subjects.SUBJECTS[row.name].what) for row in outcome.rows]
 
 
 def _bar(row: Row, found: Spread) -> page.Bar:

@@ -59,6 +59,8 @@ class LoaderProcess:
                 self.peak_bytes = max(self.peak_bytes, tree_bytes(self._child.pid))
             if time.monotonic() > deadline_s:
                 raise self._failure(what, f"no answer within {timeout_s:.0f} s")
+        if watch:  # a command shorter than SAMPLE_S was not looked at yet
+            self.peak_bytes = max(self.peak_bytes, tree_bytes(self._child.pid))
         line = self._child.stdout.readline()
         if not line:
             raise self._failure(what, "its process has ended")

@@ -115,7 +115,7 @@ def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[s
             entrant.cold_start_s, entrant.plan = opened["cold_start_s"], opened["plan"]
             entrant.reason = _pixels_wrong(entrant, entrant.process.ask("check", images=CHECKED_IMAGES))
         except LoaderProcessError as error:
-            entrant.reason = str(error)
+            entrant.reason = str(error).removeprefix(f"{entrant.name}: ")
         if entrant.name == subjects.BASELINE:
             _require(entrant)
             samples = opened["images"]
@@ -169,7 +169,7 @@ def _ask(entrant: _Entrant, what: str, **arguments: object) -> dict | None:
     try:
         return entrant.process.ask(what, **arguments)  # type: ignore[arg-type]
     except LoaderProcessError as error:
-        entrant.reason = str(error)
+        entrant.reason = str(error).removeprefix(f"{entrant.name}: ")
         return None
 
 

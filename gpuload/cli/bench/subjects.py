@@ -20,10 +20,9 @@ STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Subject:
-    """One row of the table. family: what `--against` calls it; "gpuload" rows are chosen by `--decoder`."""
+    """One row of the table: what it is called, and what it is in one line."""
 
     name: str
-    family: str
     what: str
     needs_dali: bool = False
 
@@ -31,13 +30,13 @@ class Subject:
 SUBJECTS = {
     subject.name: subject
     for subject in (
-        Subject("torch", "torch", "torch's DataLoader, torchvision on Pillow, worker processes"),
-        Subject("torch-v2", "torch-v2", "torch's DataLoader, torchvision.io.decode_image and v2 on tensors"),
-        Subject("gpuload-pillow", "gpuload", 'gpuload.DataLoader(decoder="pillow")'),
-        Subject("gpuload-dali", "gpuload", 'gpuload.DataLoader(decoder="dali")', needs_dali=True),
-        Subject("gpuload-fallback", "gpuload", "gpuload.DataLoader(accelerate=False): torch's path"),
-        Subject("dali", "dali", "DALI's own pipeline", needs_dali=True),
-        Subject("gpuload", "gpuload", "gpuload.DataLoader with its defaults"),
+        Subject("torch", "torch's DataLoader, torchvision on Pillow, worker processes"),
+        Subject("torch-v2", "torch's DataLoader, torchvision.io.decode_image and v2 on tensors, worker processes"),
+        Subject("gpuload-pillow", 'gpuload.DataLoader(decoder="pillow"), threads'),
+        Subject("gpuload-dali", 'gpuload.DataLoader(decoder="dali"), threads', needs_dali=True),
+        Subject("gpuload-fallback", "gpuload.DataLoader(accelerate=False): torch's path, worker processes"),
+        Subject("dali", "DALI's own pipeline, threads", needs_dali=True),
+        Subject("gpuload", "gpuload.DataLoader with its defaults, threads"),
     )
 }
 BASELINE = "torch"

@@ -12,7 +12,6 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any, TextIO
 
@@ -173,7 +172,7 @@ def serve(commands: TextIO, answers: TextIO) -> None:
         answers.flush()
 
 
-def main(argv: Sequence[str] = ()) -> None:
+def main() -> None:
     # A library that prints must not write into the answers: these keep the real standard output.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)

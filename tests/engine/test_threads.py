@@ -1,0 +1,207 @@
+"""Pools of threads: the order of tasks, how many run, waiting time, and every way to stop."""
+
+from __future__ import annotations
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+
+from gpuload.engine.stats import Meter
+from gpuload.engine.threads import ThreadPool, close_pools
+from tests.engine.fakes import eventually
+
+
+@pytest.fixture
+def pool():
+    made = ThreadPool("test", 3, meter=Meter("test"))
+    yield made
+    made.close()
+
+
+def named(pool: ThreadPool) -> list[threading.Thread]:
+    return [t for t in threading.enumerate() if t.name.startswith(f"gpuload-{pool.name}-")]
+
+
+def test_tasks_run_by_rank_and_within_a_rank_as_they_came():
+    pool = ThreadPool("ranks", 1, meter=Meter("test"))
+    gate, ran, done = threading.Event(), [], threading.Event()
+    pool.submit(lambda: (gate.wait(10), None)[1], rank=0)
+    for name, rank in [("c", 7), ("d", 7), ("a", 2), ("e", 9), ("b", 2)]:
+        pool.submit(lambda name=name: ran.append(name), rank=rank)
+    pool.submit(done.set, rank=10)
+    gate.set()
+    assert done.wait(10)
+    assert ran == ["a", "b", "c", "d", "e"]
+    pool.close()
+
+
+def test_a_burst_starts_a_thread_for_each_task_up_to_the_size(pool: ThreadPool):
+    first = threading.Event()
+    pool.submit(first.set, rank=0)
+    assert first.wait(10) and eventually(lambda: pool._state.idle == 1)
+    together = threading.Barrier(3)
+    met = []
+    for _ in range(3):  # one thread is idle: were it the only one to be woken, the three would never meet
+        pool.submit(lambda: met.append(together.wait(10)), rank=1)
+    assert eventually(lambda: sorted(met) == [0, 1, 2])
+    for _ in range(20):
+        pool.submit(lambda: None, rank=2)
+    assert len(named(pool)) == 3
+
+
+def test_prepare_runs_once_in_each_thread():
+    prepared = []
+    pool = ThreadPool("prepared", 2, meter=Meter("test"), prepare=lambda: prepared.append(threading.get_ident()))
+    together, met = threading.Barrier(2), []
+    for _ in range(2):
+        pool.submit(lambda: met.append((together.wait(10), threading.get_ident())), rank=0)
+    assert eventually(lambda: len(met) == 2)
+    pool.close()
+    assert sorted(prepared) == sorted(ident for _, ident in met)
+
+
+def test_waiting_time_goes_to_the_meter_of_the_epoch_and_not_from_before_it(pool: ThreadPool):
+    pool.submit(lambda: None, rank=0)
+    assert eventually(lambda: pool._state.idle == 1)
+    threading.Event().wait(0.3)  # idle between two epochs
+    second = Meter("second")
+    pool.measure(second)
+    ran = threading.Event()
+    pool.submit(ran.set, rank=0)
+    assert ran.wait(10)
+    assert eventually(lambda: second.snapshot().wait_s > 0)
+    assert second.snapshot().wait_s < 0.3
+
+
+def test_close_drops_the_queue_lets_tasks_end_and_refuses_more(pool: ThreadPool):
+    begun, ended, late = threading.Event(), threading.Event(), []
+
+    def task() -> None:
+        begun.set()
+        threading.Event().wait(0.05)
+        ended.set()
+
+    single = ThreadPool("single", 1, meter=Meter("test"))
+    single.submit(task, rank=0)
+    single.submit(lambda: late.append(1), rank=0)
+    assert begun.wait(10)
+    single.close()
+    assert ended.is_set() and not named(single)
+    single.submit(lambda: late.append(2), rank=0)
+    single.close()
+    assert late == []
+
+
+def test_several_pools_are_waited_for_together_and_only_once():
+    release = threading.Event()
+    pools = [ThreadPool(f"stuck{i}", 1, meter=Meter("test")) for i in range(3)]
+    for pool in pools:
+        pool.submit(lambda: (release.wait(30), None)[1], rank=0)
+    assert eventually(lambda: all(p._state.idle == 0 and not p._state.tasks for p in pools))
+    waited: list[float] = []
+    for thread in (t for pool in pools for t in pool._state.threads):
+        join = thread.join
+        thread.join = lambda timeout=None, join=join: (waited.append(timeout), join(timeout))[1]  # type: ignore
+    close_pools(*pools)
+    assert len(waited) == 3 and sum(waited) < 2.5  # what the first leaves of two seconds is all that the others get
+    close_pools(*pools)
+    assert len(waited) == 3
+    release.set()
+
+
+def test_a_pool_that_is_forgotten_ends_its_threads():
+    pool = ThreadPool("forgotten", 2, meter=Meter("test"))
+    ran = threading.Event()
+    pool.submit(ran.set, rank=0)
+    assert ran.wait(10)
+    gone = weakref.ref(pool)
+    del pool
+    gc.collect()
+    assert gone() is None
+    assert eventually(lambda: not [t for t in threading.enumerate() if t.name.startswith("gpuload-forgotten")])
+
+
+def test_a_task_is_let_go_when_it_has_run(pool: ThreadPool):
+    class Held:
+        def __call__(self) -> None:
+            ran.set()
+
+    ran, held = threading.Event(), Held()
+    gone = weakref.ref(held)
+    pool.submit(held, rank=0)
+    del held
+    assert ran.wait(10)
+    assert eventually(lambda: gone() is None)
+
+
+def test_closing_from_one_of_its_own_threads_waits_for_nobody(pool: ThreadPool):
+    """As a finalizer does when a garbage collection happens to run there, with a colleague waiting for what it holds."""
+    lock, closed = threading.Lock(), threading.Event()
+    holds, colleague = threading.Event(), threading.Event()
+
+    def closes() -> None:
+        with lock:
+            holds.set()
+            colleague.wait(10)
+            pool.close()
+            closed.set()
+
+    def waits() -> None:
+        holds.wait(10)
+        colleague.set()
+        with lock:
+            assert closed.is_set()
+
+    pool.submit(closes, rank=0)
+    pool.submit(waits, rank=0)
+    assert closed.wait(10)
+    assert eventually(lambda: not named(pool))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_neither_waits_nor_touches_the_parents_lock(pool: ThreadPool):
+    ran = threading.Event()
+    pool.submit(ran.set, rank=0)
+    assert ran.wait(10)
+    held, release = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with pool._state.wake:
+            held.set()
+            release.wait(10)
+
+    holder = threading.Thread(target=hold)
+    holder.start()
+    assert held.wait(10)
+    child = os.fork()
+    if child == 0:
+        pool.close()
+        os._exit(7)
+    _, status = os.waitpid(child, 0)
+    release.set()
+    holder.join()
+    assert os.waitstatus_to_exitcode(status) == 7
+
+
+def test_where_the_system_gives_no_thread_the_first_submit_says_so_and_later_ones_make_do(
+    pool: ThreadPool, monkeypatch: pytest.MonkeyPatch
+):
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        pool.submit(lambda: None, rank=0)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    gate, ran = threading.Event(), threading.Event()
+    pool.submit(lambda: (gate.wait(10), None)[1], rank=0)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    pool.submit(ran.set, rank=1)
+    gate.set()
+    assert ran.wait(10)
+    pool.close()
