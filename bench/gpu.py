@@ -130,7 +130,9 @@ def check_training(folder: Path, *, batch_size: int = 64, steps: int = 60) -> di
     from torch.utils.data import DataLoader as TorchDataLoader
 
     dataset = ImageFolder(str(folder), transform=TRAIN)
-    ours = DataLoader(dataset, batch_size, shuffle=True, num_workers=_threads(), device="cuda", accelerate="require")
+    ours: Any = DataLoader(
+        dataset, batch_size, shuffle=True, num_workers=_threads(), device="cuda", accelerate="require"
+    )
     theirs = TorchDataLoader(
         dataset, batch_size, shuffle=True, num_workers=_threads(), persistent_workers=True, pin_memory=True
     )

@@ -21,8 +21,8 @@ from gpuload.cli.bench.machine import this_machine
 from gpuload.cli.bench.run import Comparison, Outcome, Row, compare
 from gpuload.config import default_threads
 from gpuload.core.errors import ConfigError, GpuloadError
+from gpuload.core.wording import percent
 from gpuload.report import html
-from gpuload.report.table import percent
 
 NEXT = "Next: in your script, replace `from torch.utils.data import DataLoader` by `from gpuload import DataLoader`."
 

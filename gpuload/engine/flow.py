@@ -167,21 +167,22 @@ class Flow:
 
     def _decode(self, batch: _InFlight, rows: range) -> None:
         try:
-            self._decoded(batch, rows)
+            finished = self._decoded(batch, rows)
         except BaseException as error:  # the user's code may raise anything: handed on as this batch
-            self._done(batch, Finished(batch.plan.number, 0, error=error))
+            finished = Finished(batch.plan.number, 0, error=error)
+        if finished is not None:
+            self._done(batch, finished)
 
-    def _decoded(self, batch: _InFlight, rows: range) -> None:
-        """Decode these rows, and finish the batch after its last."""
+    def _decoded(self, batch: _InFlight, rows: range) -> Finished | None:
+        """Decode these rows; the finished batch if they were its last."""
         filling = batch.filling
         if self.cancelled or filling is None:  # an error in other rows has ended the batch
-            return
+            return None
         self.work.decode(filling, rows)
         with self._change:
             batch.rows_left -= len(rows)
             last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
-        if last:
-            self._done(batch, self.work.finish(filling))
+        return self.work.finish(filling) if last else None
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
         if finished.error is not None:

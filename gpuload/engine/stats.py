@@ -1,7 +1,7 @@
 """What the loader did and where the time went: counters that stages add to, and the immutable snapshot.
 
 Owns the meters (one a stage, one lock each, touched once a task and never once an image) and `Stats`,
-which `loader.stats()` returns. Drawing it is `report/`'s.
+which `loader.stats()` returns and `print` shows. Drawing it is `report/`'s.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import threading
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+
+from gpuload.core.wording import counts, percent, rate, size
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,44 @@ class Stats:
     error_file: str | None = None
     gpu_utilisation: float | None = None
     gpu_memory_bytes: int | None = None
+
+    def __str__(self) -> str:
+        return _text(self)
+
+
+def _text(stats: Stats) -> str:
+    """The verdict first, then where the time went, then what went wrong; aligned, plain ASCII."""
+    lines = [
+        f"gpuload epoch {stats.epoch} ({stats.path}): {stats.images} images in {stats.elapsed_s:.2f} s, "
+        f"{rate(stats.images_per_s)} images/s, starved {percent(stats.starved)}",
+        "first batch "
+        + ("not yet" if stats.first_batch_s is None else f"{stats.first_batch_s:.2f} s")
+        + f"   ready {stats.ready}   in flight {size(stats.bytes_in_flight)}",
+    ]
+    if stats.gpu_utilisation is not None:
+        memory = "" if stats.gpu_memory_bytes is None else f"   GPU memory {size(stats.gpu_memory_bytes)}"
+        lines.append(f"GPU busy {percent(stats.gpu_utilisation)}{memory}")
+    if stats.stages:
+        lines += _stage_lines(stats.stages)
+    if stats.decoders:
+        lines.append(f"decoded by   {counts(stats.decoders)}")
+    if stats.errors:
+        where = f"   listed in {stats.error_file}" if stats.error_file else ""
+        lines.append(f"errors       {counts(stats.errors)}{where}")
+    return "\n".join(lines)
+
+
+def _stage_lines(stages: tuple[StageStats, ...]) -> list[str]:
+    width = max(12, *(len(stage.name) for stage in stages))
+    head = f"{'stage':<{width}} {'threads':>7} {'images':>9} {'busy':>9} {'waiting':>9} {'us/image':>9} {'read':>9}"
+    rows = [head]
+    for stage in stages:
+        each = f"{1e6 * stage.busy_s / stage.items:.0f}" if stage.items else "-"
+        rows.append(
+            f"{stage.name:<{width}} {stage.threads:>7} {stage.items:>9} {stage.busy_s:>7.2f} s {stage.wait_s:>7.2f} s "
+            f"{each:>9} {size(stage.bytes) if stage.bytes else '-':>9}"
+        )
+    return rows
 
 
 class Meter:

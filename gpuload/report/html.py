@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-from gpuload.report.table import rate
+from gpuload.core.wording import rate
 
 
 @dataclass(frozen=True)

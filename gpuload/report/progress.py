@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
-from gpuload.report.table import percent, rate
+from gpuload.core.wording import percent, rate
 
 if TYPE_CHECKING:
     from gpuload.engine.stats import Stats

@@ -2,7 +2,8 @@
 
 A balanced Feistel network over the smallest power of four that holds the length, its round function Philox;
 positions that land outside are walked on until they land inside ("cycle walking": Black and Rogaway,
-"Ciphers with arbitrary finite domains", CT-RSA 2002). Short lengths are sorted by random words instead. Torch's samplers are torch's business.
+"Ciphers with arbitrary finite domains", CT-RSA 2002). Short lengths are sorted by random words instead.
+Torch's samplers are torch's business.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ def keyed(op: Any, key: np.ndarray) -> bytes:
 
 
 def generators() -> bytes:
-    return pickle.dumps((torch.get_rng_state().tolist(), random.getstate(), np.random.get_state(legacy=True)[1].tolist()))
+    return pickle.dumps((torch.get_rng_state().tolist(), random.getstate(), np.random.get_state()))
 
 
 @pytest.mark.parametrize("name", RANDOM)
@@ -127,7 +127,7 @@ def test_threads_at_once_draw_as_one_alone():
     ],
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_what_is_drawn_like_a_tensor_follows_its_memory(draw: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype):
+def test_what_is_drawn_like_a_tensor_follows_its_memory(draw: Callable[..., torch.Tensor], dtype: torch.dtype):
     like = torch.zeros(5, 7, 3, dtype=dtype).permute(2, 0, 1)
     with KeyedRandom(KEYS[0]):
         ours = draw(like)

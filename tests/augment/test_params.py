@@ -16,7 +16,7 @@ from torchvision.transforms.functional import _compute_resized_output_size
 from gpuload.augment import ops, params
 from gpuload.core.philox import sample_keys
 
-DRAWS = 4000
+DRAWS = 3000
 THREE_QUARTERS = (3 / 4, 4 / 3)
 
 
@@ -148,7 +148,7 @@ def test_a_box_depends_on_its_own_key_and_size_alone():
 SIDES = st.integers(1, 5000)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(width=SIDES, height=SIDES, shorter=st.integers(1, 1024), max_size=st.none() | st.integers(2, 2000))
 def test_resized_sizes_are_torchvisions(width: int, height: int, shorter: int, max_size: int | None):
     if max_size is not None and max_size <= shorter:
@@ -159,7 +159,7 @@ def test_resized_sizes_are_torchvisions(width: int, height: int, shorter: int, m
     assert made["crop"].tolist() == [0, 0, width, height]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(width=SIDES, height=SIDES, max_size=st.integers(1, 2000))
 def test_sizes_by_the_longer_side_alone_are_torchvisions(width: int, height: int, max_size: int):
     h, w = _compute_resized_output_size((height, width), None, max_size=max_size, allow_size_none=True)
@@ -189,7 +189,7 @@ def numbered(width: int, height: int) -> np.ndarray:
     return np.arange(1, width * height + 1, dtype=np.int32).reshape(height, width)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(width=st.integers(1, 30), height=st.integers(1, 30), crop=st.tuples(st.integers(1, 40), st.integers(1, 40)))
 def test_centre_crops_are_torchvisions(width: int, height: int, crop: tuple[int, int]):
     pixels = numbered(width, height)
@@ -223,7 +223,7 @@ CROPS = st.one_of(
 )
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     before=st.lists(FLIPS, max_size=3),
     crop=CROPS,

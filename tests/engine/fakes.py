@@ -41,14 +41,14 @@ def nothing(step: str, number: int) -> None:
 class FakeWork:
     """What Flow asks of a Work. during(step, batch): runs in "fetch", "decode", "finish"; may sleep, wait or raise.
 
-    nbytes: of a batch's encoded data, by number.
+    nbytes: of a batch's encoded data, by number. ahead: by number, most of the flow's bytes while it was decoded.
     """
 
     during: Callable[[str, int], None] = nothing
     nbytes: Mapping[int, int] = field(default_factory=dict)
     rows_per_task: int | None = 2
     steps: list[tuple[str, int]] = field(default_factory=list)
-    most_ahead: int = 0
+    ahead: dict[int, int] = field(default_factory=dict)
     fillings: list[FakeFilling] = field(default_factory=list)
     flow: Flow | None = None
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -67,7 +67,8 @@ class FakeWork:
 
     def decode(self, filling: FakeFilling, rows: range) -> None:
         if self.flow is not None:
-            self.most_ahead = max(self.most_ahead, self.flow.nbytes)
+            with self._lock:
+                self.ahead[filling.plan.number] = max(self.ahead.get(filling.plan.number, 0), self.flow.nbytes)
         self._step("decode", filling.plan.number)
         with self._lock:
             filling.decoded += rows

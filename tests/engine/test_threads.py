@@ -138,7 +138,7 @@ def test_a_task_is_let_go_when_it_has_run(pool: ThreadPool):
 
 
 def test_closing_from_one_of_its_own_threads_waits_for_nobody(pool: ThreadPool):
-    """As a finalizer does when a garbage collection happens to run there, with a colleague waiting for what it holds."""
+    """As a finalizer does when a garbage collection runs there while a colleague waits for what it holds."""
     lock, closed = threading.Lock(), threading.Event()
     holds, colleague = threading.Event(), threading.Event()
 

@@ -43,7 +43,7 @@ def test_a_slice_is_the_same_slice_of_the_whole(kind: str):
     epoch=st.integers(0, 2**40),
     data=st.data(),
 )
-def test_one_position_does_not_depend_on_those_asked_for_with_it(length: int, seed: int, epoch: int, data: st.DataObject):
+def test_a_position_does_not_depend_on_others_asked_for(length: int, seed: int, epoch: int, data: st.DataObject):
     positions = np.array(data.draw(st.lists(st.integers(0, length - 1), min_size=1, max_size=6)))
     together = permute(positions, length, seed, epoch)
     assert ((together >= 0) & (together < length)).all()

@@ -20,8 +20,8 @@ from gpuload.cli.bench.measure import Spread
 from gpuload.cli.bench.run import PIXEL_BOUND, Comparison, Outcome, Row, compare
 from gpuload.config import default_threads
 from gpuload.core.errors import ConfigError
+from gpuload.core.wording import rate
 from gpuload.report import html as page
-from gpuload.report.table import rate
 
 HEAD = (
     "loader", "images/s", "x torch", "starved", "1st batch", "boundary", "CPU s/k", "MB", "cold start", "pixels",

@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from gpuload.core.wording import counts, percent, rate, size
 from gpuload.engine.stats import StageStats, Stats
-from gpuload.report.table import counts, percent, rate, size, stats_text
 
 
 def test_text_says_rate_starvation_stages_and_errors():
@@ -25,7 +25,7 @@ def test_text_says_rate_starvation_stages_and_errors():
         gpu_utilisation=0.93,
         gpu_memory_bytes=20_000_000_000,
     )
-    text = stats_text(stats)
+    text = str(stats)
     assert text.splitlines()[0] == "gpuload epoch 3 (accelerated): 5120 images in 2.75 s, 1862 images/s, starved 0.4%"
     decode = next(line for line in text.splitlines() if line.startswith("decode "))
     assert decode.split() == ["decode", "8", "5120", "5.12", "s", "1.00", "s", "1000", "-"]
@@ -37,7 +37,7 @@ def test_text_says_rate_starvation_stages_and_errors():
 
 
 def test_text_before_the_first_batch_has_no_stages_and_no_errors():
-    text = stats_text(Stats(path="torch"))
+    text = str(Stats(path="torch"))
     assert text.splitlines() == [
         "gpuload epoch 0 (torch): 0 images in 0.00 s, 0.00 images/s, starved 0.0%",
         "first batch not yet   ready 0   in flight 0 B",
@@ -46,7 +46,7 @@ def test_text_before_the_first_batch_has_no_stages_and_no_errors():
 
 def test_stage_names_longer_than_the_column_keep_the_columns_aligned():
     stages = (StageStats("a name that is rather long", 1, 3, 0.5, 0.25, 10), StageStats("x", 1, 0, 0.0, 0.0))
-    rows = stats_text(Stats(path="accelerated", stages=stages)).splitlines()[2:]
+    rows = str(Stats(path="accelerated", stages=stages)).splitlines()[2:]
     assert len({len(row) for row in rows}) == 1
 
 

@@ -1,0 +1,220 @@
+"""The three rules of CudaDevice against a simulated GPU, and on the real one where there is one."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import gpuload
+from gpuload.core.batch import TensorSpec
+from gpuload.core.errors import ConfigError
+from gpuload.device.cuda import CudaDevice, make_device, resolve
+from gpuload.device.host import HostDevice
+from tests.conformance.sample_data import image_folder, write_images
+from tests.device.simulated import GARBAGE, HostWaitedError, SimulatedGpu
+
+SPEC = TensorSpec((3, 5, 7), "float32")
+CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu() -> SimulatedGpu:
+    return SimulatedGpu()
+
+
+def device_on(gpu: SimulatedGpu, keep: int = 2) -> CudaDevice:
+    return CudaDevice(CUDA, rows=4, keep=keep, runtime=gpu)
+
+
+def filled(device: Any, value: int, rows: int = 4, spec: TensorSpec = SPEC) -> Any:
+    memory = device.image_memory(spec, rows)
+    memory.array[:] = value
+    return [memory.tensor, torch.full((rows,), value)]
+
+
+def test_a_batch_is_ready_on_the_stream_that_it_was_handed_over_to(gpu: SimulatedGpu):
+    device = device_on(gpu)
+    sent = device.send(filled(device, 3))
+    assert sent.batch[0].view(torch.uint8).eq(GARBAGE).all()  # nothing has run: nobody has waited
+    images, labels = device.hand_over(sent)
+    assert torch.equal(gpu.read(images), torch.full((4, 3, 5, 7), 3.0))
+    assert torch.equal(gpu.read(labels), torch.full((4,), 3))
+    assert gpu.copies == 2
+
+
+def test_the_simulation_shows_a_batch_used_without_its_hand_over(gpu: SimulatedGpu):
+    """The checks of these tests, checked."""
+    device = device_on(gpu)
+    images = device.send(filled(device, 3)).batch[0]
+    with pytest.raises(AssertionError, match="record_stream"):
+        gpu.read(images)
+    gpu.record_stream(images, gpu.current_stream())
+    assert not torch.equal(gpu.read(images), torch.full((4, 3, 5, 7), 3.0))
+    with pytest.raises(HostWaitedError):
+        gpu.current_stream().synchronize()
+
+
+def test_host_memory_is_kept_and_not_reused_until_its_copy_has_happened(gpu: SimulatedGpu):
+    device = device_on(gpu, keep=8)
+    sent = [device.send(filled(device, value)) for value in range(6)]  # all are under way: none has run
+    for value, one in enumerate(sent):
+        assert torch.equal(gpu.read(device.hand_over(one)[0]), torch.full((4, 3, 5, 7), float(value)))
+
+
+def test_host_memory_comes_back_after_its_copy(gpu: SimulatedGpu):
+    device = device_on(gpu, keep=8)
+    seen = set()
+    for _ in range(12):
+        memory = device.image_memory(SPEC, 4)
+        seen.add(memory.tensor.data_ptr())
+        sent = device.send([memory.tensor])
+        del memory
+        gpu.read(device.hand_over(sent)[0])
+    assert len(seen) <= 3
+
+
+def test_a_batch_that_is_never_handed_over_costs_nothing_but_its_memory(gpu: SimulatedGpu):
+    device = device_on(gpu)
+    dropped = device.send(filled(device, 1))
+    del dropped
+    images, _ = device.hand_over(device.send(filled(device, 2)))
+    assert torch.equal(gpu.read(images), torch.full((4, 3, 5, 7), 2.0))
+
+
+def test_each_consumer_thread_is_served_on_its_own_stream(gpu: SimulatedGpu):
+    device, seen = device_on(gpu), []
+    sent = [device.send(filled(device, value)) for value in (5, 6)]
+
+    def consume(one: Any, value: float) -> None:
+        images, _ = device.hand_over(one)
+        seen.append(bool(gpu.read(images).eq(value).all()))
+
+    for one, value in zip(sent, (5, 6), strict=True):
+        thread = threading.Thread(target=consume, args=(one, value))
+        thread.start()
+        thread.join()
+    assert seen == [True, True]
+    assert len({name for _, name in gpu.recorded}) == 2
+
+
+def test_what_is_no_tensor_or_is_elsewhere_already_stays_as_it_is(gpu: SimulatedGpu):
+    device = device_on(gpu)
+    elsewhere = torch.empty(3, device="meta")
+    batch = {"image": filled(device, 1)[0], "names": ["a", "b"], "extra": (elsewhere, None, 4)}
+    out = device.hand_over(device.send(batch))
+    assert out["names"] == ["a", "b"] and out["extra"][0] is elsewhere and out["extra"][1:] == (None, 4)
+    assert gpu.copies == 1
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "float16", "bfloat16", "float32", "float64"])
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_types_and_layouts_arrive_as_they_were_filled(gpu: SimulatedGpu, dtype: str, channels_last: bool):
+    device = device_on(gpu)
+    memory = device.image_memory(TensorSpec((3, 5, 7), dtype, channels_last), 3)
+    values = torch.arange(3 * 105).reshape(3, 3, 5, 7).remainder(200).to(getattr(torch, dtype))
+    bits = values.view(torch.int16).numpy().view(np.uint16) if "16" in dtype else values.numpy()
+    memory.array[:] = bits
+    (images,) = device.hand_over(device.send([memory.tensor]))
+    assert torch.equal(gpu.read(images), values)
+    assert images.dtype is getattr(torch, dtype)
+    assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+def test_a_loader_on_the_device_gives_the_cpus_batches(
+    gpu: SimulatedGpu, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, threads: int, on_error: str
+):
+    write_images(tmp_path)
+    if on_error == "skip":
+        (tmp_path / "ant" / "000.jpg").write_bytes(b"no image")
+    data = image_folder(tmp_path)
+    options: dict[str, Any] = {"batch_size": 5, "num_workers": threads, "decoder": "pillow", "on_error": on_error}
+    expected = list(gpuload.DataLoader(data, device="cpu", **options))
+    monkeypatch.setattr("gpuload.accelerated.make_device", lambda *args, **kwargs: device_on(gpu, keep=4))
+    loader = gpuload.DataLoader(data, device="cpu", accelerate="require", **options)
+    for _ in range(2):
+        held = list(loader)
+        assert len(held) == len(expected)
+        for (images, labels), (cpu_images, cpu_labels) in zip(held, expected, strict=True):
+            assert torch.equal(gpu.read(images), cpu_images)
+            assert torch.equal(gpu.read(labels), cpu_labels)
+
+
+def test_what_device_means(monkeypatch: pytest.MonkeyPatch):
+    assert resolve("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="'xpu'"):
+        resolve("xpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve("auto") == torch.device("cpu")
+    with pytest.raises(ConfigError, match="nvidia-smi"):
+        resolve("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert resolve("auto") == resolve("cuda") == torch.device("cuda", 1)
+    assert resolve("cuda:0") == torch.device("cuda", 0)
+    with pytest.raises(ConfigError, match="there are 2 GPUs"):
+        resolve("cuda:2")
+
+
+def test_a_rank_that_stays_on_gpu_0_is_warned(monkeypatch: pytest.MonkeyPatch, recwarn: pytest.WarningsRecorder):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    resolve("auto")
+    monkeypatch.setenv("LOCAL_RANK", "3")
+    resolve("cuda:0")  # asked for by number: meant
+    assert not recwarn.list
+    with pytest.warns(UserWarning, match=r"torch\.cuda\.set_device\(3\)"):
+        resolve("auto")
+
+
+def test_the_device_is_resolved_when_iteration_starts(tmp_path: Any):
+    write_images(tmp_path)
+    if torch.cuda.is_available():
+        pytest.skip("a GPU is here: asking for one is no error")
+    loader = gpuload.DataLoader(image_folder(tmp_path), device="cuda:0", decoder="pillow")
+    with pytest.raises(ConfigError, match="finds no usable CUDA GPU"):
+        iter(loader)
+
+
+def test_make_device_on_the_cpu():
+    assert isinstance(make_device(torch.device("cpu"), rows=2, keep=1, pinned=False), HostDevice)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_real_copies_arrive_on_the_consumers_stream(channels_last: bool):
+    device = make_device(CUDA, rows=64, keep=3, pinned=False)
+    spec = TensorSpec((3, 224, 224), "float32", channels_last)
+    side = torch.cuda.Stream()
+    sums = []
+    with torch.cuda.stream(side):
+        for value in range(40):
+            images, labels = device.hand_over(device.send(filled(device, value, 64, spec)))
+            assert images.device == CUDA and images.is_contiguous(
+                memory_format=torch.channels_last if channels_last else torch.contiguous_format
+            )
+            sums.append((images.double().mean(), labels.double().mean()))
+            del images, labels
+    torch.cuda.synchronize()
+    assert [(a.item(), b.item()) for a, b in sums] == [(float(v), float(v)) for v in range(40)]
+
+
+@pytest.mark.gpu
+def test_a_real_loader_gives_the_cpus_batches(tmp_path: Any):
+    write_images(tmp_path)
+    data = image_folder(tmp_path)
+    options: dict[str, Any] = {"batch_size": 5, "num_workers": 2, "decoder": "pillow", "accelerate": "require"}
+    expected = list(gpuload.DataLoader(data, device="cpu", **options))
+    held = list(gpuload.DataLoader(data, device="cuda:0", **options))
+    assert len(held) == len(expected)
+    for (images, labels), (cpu_images, cpu_labels) in zip(held, expected, strict=True):
+        assert images.device == labels.device == CUDA
+        assert torch.equal(images.cpu(), cpu_images) and torch.equal(labels.cpu(), cpu_labels)
