@@ -6,7 +6,6 @@ sample's key is read from `augment.params`, one operation at a time, and carried
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,7 +53,7 @@ def extremes(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def ours(folder: Path, transform: Any, **options: Any) -> list[Any]:
-    given = {"decoder": "pillow", "device": "cpu", "accelerate": "require", "num_workers": 0} | options
+    given: dict[str, Any] = {"decoder": "pillow", "device": "cpu", "accelerate": "require", "num_workers": 0} | options
     return list(gpuload.DataLoader(ImageFolder(folder, transform), **given))
 
 
@@ -132,13 +131,12 @@ FIXED: dict[str, Chain] = {
         v2.Normalize(MEAN, STD),
         v2.RandomHorizontalFlip(1.0),
     ],
-    "padding as large as needed": lambda: [v2.RandomCrop((23, 20), padding=0), v2.Resize((9, 9)), v2.ToTensor()],
+    "a random crop with nothing to choose": lambda: [v2.Resize((40, 30)), v2.RandomCrop((40, 30)), v2.ToTensor()],
     "nested": lambda: [
         v1.Compose([v1.Resize(30), torch.nn.Identity(), v1.Compose([v1.CenterCrop(24)])]),
         v1.ToTensor(),
     ],
 }
-FIXED["padding as large as needed"] = lambda: [v2.Resize((40, 30)), v2.RandomCrop((40, 30)), v2.ToTensor()]
 
 LOOSE: dict[str, Chain] = {
     # sizes differ from image to image: finished one by one
@@ -168,7 +166,9 @@ def test_deterministic_chains_that_end_at_one_size(folder: Path, name: str):
 def test_deterministic_chains_one_sample_at_a_time(folder: Path, name: str):
     chain = (FIXED | LOOSE)[name]
     expected = torchs(folder, v2.Compose(chain()), batch_size=None)
-    assert_same(ours(folder, v2.Compose(chain()), batch_size=None), expected)
+    mine = ours(folder, v2.Compose(chain()), batch_size=None)
+    # v1's functions unwrap an Image; what is finished here stays of the class that ToImage gave
+    assert_same(mine, expected, types=name != "v1 on an Image")
 
 
 @pytest.mark.parametrize("name", LOOSE)
@@ -205,7 +205,7 @@ def test_interpolations_on_tensors(folder: Path, mode: str, antialias: bool | No
             for to_tensor in (T.PILToTensor(), v2.ToImage()):
                 chain = T.Compose([to_tensor, resize])
                 mine = ours(folder, chain, batch_size=None)
-                # v1's function unwraps an Image; what is finished here stays of the class that ToImage gave
+                # v1's functions unwrap an Image, as above
                 assert_same(mine, torchs(folder, chain, batch_size=None), types=T is v2)
 
 
@@ -242,20 +242,13 @@ def test_sides_that_become_nothing_raise_as_they_do_in_torch(extremes: Path):
 def replayed(folder: Path, transform: Any, seed: int = SEED) -> list[Any]:
     """What torchvision makes of each sample, given the draws of its key, operation by operation."""
     plan = read_transform(transform)
-    dataset = ImageFolder(folder, v1.PILToTensor())
     made = []
-    for position, (path, label) in enumerate(dataset.samples):
+    for position, (path, label) in enumerate(ImageFolder(folder).samples):
         key = sample_keys(seed=seed, epoch=0, positions=np.array([position]))
         draws = iter(zip(plan.geometry, params.draw(plan.geometry, key), strict=True))
         value: Any = Image.open(path).convert("RGB")
-        rest = False
         for op in transform.transforms:
-            if rest or type(op).__name__ == plan.rest_names[:1]:
-                value = op(value)
-            elif type(op).__name__ in GEOMETRIC:
-                value = carried_out(op, *next(draws), value)
-            else:
-                value = op(value)
+            value = carried_out(op, *next(draws), value) if type(op).__name__ in GEOMETRIC else op(value)
         made.append((value, label))
     return made
 
@@ -264,7 +257,7 @@ GEOMETRIC = tuple(kind.__name__ for kind in ops.GeometryOp.__args__)  # type: ig
 
 
 def carried_out(op: Any, read: ops.GeometryOp, u: np.ndarray, value: Any) -> Any:
-    F = F2 if ".v2." in type(op).__module__ else F1
+    F: Any = F2 if ".v2." in type(op).__module__ else F1
     _, height, width = F1.get_dimensions(value)
     drawn = params.resolve([read], [u], np.array([width]), np.array([height]))[0]
     x, y, w, h = drawn["crop"].tolist()
@@ -277,11 +270,9 @@ def carried_out(op: Any, read: ops.GeometryOp, u: np.ndarray, value: Any) -> Any
             value = F.pad(value, [left, top, right, bottom], fill=op.fill)
         return F.crop(value, y + top, x + left, h, w)
     if isinstance(read, ops.RandomHorizontalFlip):
-        return (
-            F.horizontal_flip(value) if drawn["flip_h"] and F is F2 else F1.hflip(value) if drawn["flip_h"] else value
-        )
+        return F.hflip(value) if drawn["flip_h"] else value
     if isinstance(read, ops.RandomVerticalFlip):
-        return F1.vflip(value) if drawn["flip_v"] else value
+        return F.vflip(value) if drawn["flip_v"] else value
     return op(value)
 
 
@@ -359,13 +350,13 @@ def test_random_chains_are_torchvisions_given_the_same_draws(folder: Path, name:
 def test_a_seed_an_epoch_and_a_place_in_the_order_make_the_draws(folder: Path):
     def epochs(seed: int, **options: Any) -> list[torch.Tensor]:
         dataset = ImageFolder(folder, v1.Compose(usual(v1)()))
-        loader = gpuload.DataLoader(
+        loader: Any = gpuload.DataLoader(
             dataset, 2, seed=seed, order="sequential", decoder="pillow", device="cpu", accelerate="require", **options
         )
         return [torch.cat([image for image, _ in loader]) for _ in range(2)]
 
     first, second = epochs(1, num_workers=0)
-    again = epochs(1, num_workers=3)
+    again = epochs(1, num_workers=2)
     assert torch.equal(first, again[0]) and torch.equal(second, again[1])
     assert not torch.equal(first, second) and not torch.equal(first, epochs(2, num_workers=0)[0])
 
@@ -407,22 +398,20 @@ PER_SAMPLE: dict[str, tuple[Chain, Chain]] = {
 def test_what_is_not_known_runs_per_sample_with_draws_of_its_own(folder: Path, name: str, workers: int):
     prefix, rest = (make() for make in PER_SAMPLE[name])
     dataset = ImageFolder(folder, v1.Compose([*prefix, *rest]))
-    options = {"decoder": "pillow", "device": "cpu", "accelerate": "require", "num_workers": workers}
+    options: dict[str, Any] = {"decoder": "pillow", "device": "cpu", "accelerate": "require", "num_workers": workers}
     torch.manual_seed(8)
-    loader = gpuload.DataLoader(dataset, 3, seed=SEED, order="sequential", **options)
+    loader: Any = gpuload.DataLoader(dataset, 3, seed=SEED, order="sequential", **options)
     iterator = iter(loader)
     before = torch.get_rng_state()
     images = torch.cat([image for image, _ in iterator])
     assert torch.equal(torch.get_rng_state(), before)
-    half_way = (
-        replayed(folder, v1.Compose([*prefix, v2.Identity()])) if can_end(prefix) else pil_replayed(folder, prefix)
-    )
+    half_way = replayed(folder, v1.Compose(prefix)) if makes_tensors(prefix) else pil_replayed(folder, prefix)
     keys = sample_keys(seed=SEED, epoch=0, positions=np.arange(len(half_way)))
     expected = [seeded(rest, key)(image) for (image, _), key in zip(half_way, keys, strict=True)]
     assert torch.equal(images, torch.stack([image.as_subclass(torch.Tensor) for image in expected]))
 
 
-def can_end(chain: list[Any]) -> bool:
+def makes_tensors(chain: list[Any]) -> bool:
     return any("Tensor" in type(op).__name__ or "Image" in type(op).__name__ for op in chain)
 
 
@@ -433,7 +422,7 @@ def pil_replayed(folder: Path, prefix: list[Any]) -> list[Any]:
 
 def test_a_transform_that_needs_the_pil_image_first_takes_torchs_path(folder: Path):
     transform = v1.Compose([v1.Grayscale(3), v1.Resize((20, 20)), v1.ToTensor()])
-    loader = gpuload.DataLoader(ImageFolder(folder, transform), 3, decoder="pillow", device="cpu")
+    loader: Any = gpuload.DataLoader(ImageFolder(folder, transform), 3, decoder="pillow", device="cpu")
     assert not loader.plan().accelerated
     assert "starts with Grayscale, which needs the decoded PIL image" in loader.plan().reasons[0]
     assert_same(list(loader), torchs(folder, transform, batch_size=3))
@@ -513,7 +502,7 @@ def test_torchs_default_dtype_counts(folder: Path):
 def test_a_transform_changed_between_epochs_is_read_anew(folder: Path):
     resize = v1.Resize((20, 20))
     dataset = ImageFolder(folder, v1.Compose([resize, v1.ToTensor()]))
-    loader = gpuload.DataLoader(dataset, 4, decoder="pillow", device="cpu", accelerate="require", num_workers=1)
+    loader: Any = gpuload.DataLoader(dataset, 4, decoder="pillow", device="cpu", accelerate="require", num_workers=1)
     for size in ((20, 20), (9, 31)):
         resize.size = size
         assert_same(list(loader), list(TorchDataLoader(dataset, 4)))
@@ -536,7 +525,5 @@ def test_photographs_as_they_come(photos: Path):
         def __getitem__(self, i: int) -> Any:
             return transform(Image.open(paths[i]).convert("RGB")), i
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        loader = gpuload.DataLoader(Files(), 4, decoder="pillow", device="cpu", accelerate="require", num_workers=2)
-        assert_same(list(loader), list(TorchDataLoader(Files(), 4)))
+    loader: Any = gpuload.DataLoader(Files(), 4, decoder="pillow", device="cpu", accelerate="require", num_workers=2)
+    assert_same(list(loader), list(TorchDataLoader(Files(), 4)))

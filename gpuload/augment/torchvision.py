@@ -333,7 +333,7 @@ _DRAWING = {
     torch.Tensor.exponential_, torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial,
     torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.Tensor.log_normal_,
 }  # fmt: skip
-_LIKE = {
+_LIKE: dict[Any, Callable[..., torch.Tensor]] = {
     torch.rand_like: torch.Tensor.uniform_,
     torch.randn_like: torch.Tensor.normal_,
     torch.randint_like: torch.Tensor.random_,

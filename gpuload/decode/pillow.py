@@ -86,7 +86,10 @@ class PillowDecoder:
                     del opened[place]
 
     def _pixels(self, image: Image.Image, geometry: np.ndarray) -> np.ndarray:
-        image = image.convert("RGB")
+        if image.mode == "RGB":  # convert() would copy it, 0.1 ms of a photograph's 2.5
+            image.load()
+        else:
+            image = image.convert("RGB")
         if self._resize is None:
             return np.asarray(_transformed(image, geometry, self._resampling))
         pixels = _cut(np.array(image), geometry["crop"], self._resampling.fill)

@@ -44,7 +44,7 @@ def differ(ours: np.ndarray, theirs: np.ndarray) -> float:
     [
         (500, 375, (0.08, 1.0), THREE_QUARTERS),
         (37, 61, (0.08, 1.0), THREE_QUARTERS),
-        (640, 97, (0.35, 1.0), THREE_QUARTERS),  # most attempts fail
+        (640, 97, (0.08, 1.0), THREE_QUARTERS),  # most attempts fail, ten of them in a third of all crops
         (90, 700, (0.5, 1.0), (0.5, 1.5)),
         (64, 64, (0.25, 0.25), (1.0, 1.0)),
         (5, 4, (0.08, 1.0), THREE_QUARTERS),
@@ -127,7 +127,7 @@ def test_flips_come_with_their_probability(kind: type, p: float):
 
 
 def test_operations_draw_from_streams_of_their_own():
-    both = [ops.RandomHorizontalFlip(0.5), ops.RandomVerticalFlip(0.5)]
+    both: list[ops.GeometryOp] = [ops.RandomHorizontalFlip(0.5), ops.RandomVerticalFlip(0.5)]
     made = geometry(both, DRAWS, 9, 9)
     agree = (made["flip_h"] == made["flip_v"]).mean()
     assert abs(agree - 0.5) < 4 * 0.5 / math.sqrt(DRAWS)
@@ -136,7 +136,10 @@ def test_operations_draw_from_streams_of_their_own():
 
 
 def test_a_box_depends_on_its_own_key_and_size_alone():
-    chain = [ops.RandomResizedCrop(9, 7, (0.08, 1.0), THREE_QUARTERS), ops.RandomHorizontalFlip(0.5)]
+    chain: list[ops.GeometryOp] = [
+        ops.RandomResizedCrop(9, 7, (0.08, 1.0), THREE_QUARTERS),
+        ops.RandomHorizontalFlip(0.5),
+    ]
     keys = sample_keys(seed=9, epoch=4, positions=np.arange(40))
     widths, heights = np.arange(40) * 7 + 3, np.arange(40)[::-1] * 11 + 2
     whole = params.resolve(chain, params.draw(chain, keys), widths, heights)

@@ -1,4 +1,4 @@
-"""Generated photographs-in-small, the data sets over them, and what promises are checked with: checksums and threads."""
+"""Generated photographs, the data sets over them, and what promises are checked with: checksums and threads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import hashlib
 import io
 import tarfile
 import threading
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -147,7 +146,3 @@ def no_threads_left() -> bool:
     """Whether all threads of loaders that nobody can reach any more come to their end."""
     gc.collect()
     return eventually(lambda: not our_threads())
-
-
-def wait_s(seconds: float) -> None:
-    time.sleep(seconds)

@@ -100,8 +100,8 @@ def test_images_of_any_strides(view: str, dtype: type):
 @pytest.mark.parametrize("dtype", TYPES)
 def test_only_its_own_part_of_the_batch_is_written(dtype: type):
     image, table = image_of(5, 9), table_of(dtype)
-    batch = np.full((3, 3, 5, 9), 113, dtype)
-    wide = np.full((3, 7, 13), 113, dtype)
+    batch: np.ndarray = np.full((3, 3, 5, 9), 113, dtype)
+    wide: np.ndarray = np.full((3, 7, 13), 113, dtype)
     for out, around in ((batch[1], batch), (wide[:, 1:6, 2:11], wide)):
         lookup_store(image, table, True, False, out)
         assert np.array_equal(out, expected(image, table, True, False))

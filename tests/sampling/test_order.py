@@ -95,9 +95,9 @@ def too_uneven(counts: np.ndarray, expected: float, freedom: int) -> bool:
     return bool(((counts - expected) ** 2 / expected).sum() > freedom + 4 * math.sqrt(2 * freedom))
 
 
-@pytest.mark.parametrize("length", [2, 3, 4])
+@pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_every_permutation_of_a_few_comes_as_often(length: int):
-    runs = 1500
+    runs = 4000
     seen = [tuple(shuffled(length, seed).tolist()) for seed in range(runs)]
     every = list(itertools.permutations(range(length)))
     counts = np.array([seen.count(permutation) for permutation in every])

@@ -1,0 +1,124 @@
+"""How many threads where none are asked for, and what gpuload's own keywords take."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import gpuload
+from gpuload.config import DEPTH, LoaderConfig, default_threads
+from gpuload.core.errors import ConfigError
+
+V2 = "/sys/fs/cgroup/cpu.max"
+QUOTA, PERIOD = "/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"
+
+
+def reading(files: Mapping[str, str]) -> Callable[[Path], str]:
+    """What stands in for Path.read_text: these files and no others."""
+
+    def read(path: Path) -> str:
+        if str(path) not in files:
+            raise FileNotFoundError(path)
+        return files[str(path)]
+
+    return read
+
+
+@pytest.fixture
+def cpus(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    return lambda count: monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(count)), raising=False)
+
+
+@pytest.mark.parametrize(
+    ("affinity", "files", "ranks", "expected"),
+    [
+        (16, {}, None, 16),
+        (1, {}, None, 1),
+        (16, {V2: "max 100000\n"}, None, 16),
+        (16, {V2: "400000 100000\n"}, None, 4),
+        (16, {V2: "250000 100000\n"}, None, 2),
+        (16, {V2: "10000 100000\n"}, None, 1),
+        (2, {V2: "400000 100000\n"}, None, 2),
+        (16, {V2: "nonsense"}, None, 16),
+        (16, {V2: ""}, None, 16),
+        (16, {QUOTA: "300000\n", PERIOD: "100000\n"}, None, 3),
+        (16, {QUOTA: "-1\n", PERIOD: "100000\n"}, None, 16),
+        (16, {QUOTA: "300000\n"}, None, 16),
+        (64, {}, "8", 8),
+        (64, {V2: "3200000 100000"}, "8", 4),
+        (4, {}, "8", 1),
+        (16, {}, "", 16),
+        (16, {}, "0", 16),
+        (16, {}, "many", 16),
+        (16, {}, "²", 16),
+    ],
+)
+def test_threads_come_from_affinity_quota_and_ranks(
+    cpus: Callable[[int], None],
+    monkeypatch: pytest.MonkeyPatch,
+    affinity: int,
+    files: dict[str, str],
+    ranks: str | None,
+    expected: int,
+):
+    cpus(affinity)
+    if ranks is not None:
+        monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert default_threads(reading(files)) == expected
+
+
+def test_threads_without_affinity(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.delenv("LOCAL_WORLD_SIZE", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    assert default_threads(reading({})) == 6
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    assert default_threads(reading({})) == 1
+
+
+def test_threads_and_depth_of_a_loader(cpus: Callable[[int], None], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpuload.config.default_threads", lambda: 5)
+    assert gpuload.DataLoader([1]).decode_threads == 5 and not gpuload.DataLoader([1]).explicit_inline
+    assert gpuload.DataLoader([1], num_workers=0).decode_threads == 0
+    assert gpuload.DataLoader([1], num_workers=0).explicit_inline
+    assert gpuload.DataLoader([1], num_workers=1).decode_threads == 1
+    assert gpuload.DataLoader([1]).depth == gpuload.DataLoader([1], num_workers=1).depth == DEPTH
+    assert gpuload.DataLoader([1], prefetch_factor=7).depth == 7
+    assert gpuload.DataLoader([1], prefetch_factor=0).depth == 1
+
+
+@pytest.mark.parametrize(
+    ("argument", "value", "told"),
+    [
+        ("decoder", "nvjpeg", "decoder must be one of 'auto', 'pillow', 'dali', got 'nvjpeg'"),
+        ("on_error", "ignore", "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
+        ("accelerate", "always", "accelerate must be True, False or \"require\", got 'always'"),
+        ("order", "random", 'order must be "shuffle", "sequential" or None, got \'random\''),
+        ("seed", 1.5, "seed must be an int or None, got 1.5"),
+        ("seed", True, "seed must be an int or None, got True"),
+    ],
+)
+def test_wrong_arguments_are_named_with_what_they_take(argument: str, value: Any, told: str):
+    arguments: dict[str, Any] = {argument: value}
+    with pytest.raises(ConfigError) as caught:
+        LoaderConfig(**arguments)
+    assert str(caught.value) == told and isinstance(caught.value, ValueError)
+    with pytest.raises(ConfigError):
+        gpuload.DataLoader([1], **arguments)
+
+
+def test_order_and_another_order_exclude_each_other():
+    for arguments in ({"shuffle": True}, {"sampler": [0]}, {"batch_sampler": [[0]]}):
+        with pytest.raises(ConfigError, match="mutually exclusive"):
+            gpuload.DataLoader([1], order="shuffle", **arguments)  # type: ignore[arg-type]
+
+
+def test_an_unknown_dtype_is_refused_when_it_is_planned():
+    with pytest.raises(ConfigError, match=r"torch\.int8"):
+        gpuload.DataLoader([1], dtype=torch.int8).plan()
