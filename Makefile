@@ -25,7 +25,7 @@ demo: $(STAMP)-demo
 test: lint
 	$(RUN)/python -m pytest -m 'not full and not gpu'
 
-test-full: $(STAMP)-dev $(STAMP)-bench chromium
+test-full: $(STAMP)-dev $(STAMP)-bench $(STAMP)-demo chromium
 	$(RUN)/python -m pytest -m full
 
 lint: $(STAMP)-dev

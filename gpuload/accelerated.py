@@ -132,6 +132,7 @@ def _one_thread() -> Callable[[], None]:
     for_others = torch.get_num_threads()
 
     def prepare() -> None:
+        torch.get_num_threads()  # a thread that torch meets later would be given what the others have
         torch.set_num_threads(1)
         giver = threading.Thread(target=torch.set_num_threads, args=(for_others,), daemon=True)
         giver.start()

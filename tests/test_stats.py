@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 
 import gpuload
 from gpuload.core.errors import SampleError
-from tests.engine.fakes import eventually
+from tests.engine.fakes import eventually, exit_code
 from tests.engine.samples import (
     COUNT,
     DECODERS,
@@ -114,8 +114,8 @@ def test_a_slow_consumer_is_not_starved_and_a_fast_one_is():
     starved = loader.stats()
     assert starved.starved > 0.8 and starved.first_batch_s is not None and starved.first_batch_s > 0.04
     for number, _ in enumerate(loader):
-        if number < 3:
-            assert eventually(lambda left=min(2, 3 - number): loader.stats().ready == left)  # type: ignore
+        left = min(2, 3 - number)
+        assert eventually(lambda left=left: loader.stats().ready == left)  # type: ignore
     assert loader.stats().starved < starved.starved
 
 
@@ -210,10 +210,10 @@ def test_a_forked_child_can_ask_although_the_parents_locks_are_held(folder: Path
         log.add(SampleError("shard", 1, "", "in the child"), epoch=0, batch=0, policy="skip")
         os.unlink(str(log.path))
         os._exit(7 if stats.path == "accelerated" and stats.batches == 1 else 1)
-    _, status = os.waitpid(child, 0)
+    code = exit_code(child)
     release.set()
     holder.join()
-    assert os.waitstatus_to_exitcode(status) == 7
+    assert code == 7
 
 
 def test_an_unused_loader_has_stats_too(folder: Path):

@@ -15,6 +15,7 @@ import torch
 from gpuload.core.batch import TensorSpec
 from gpuload.device.host import HostDevice, ImagePool
 from gpuload.device.memory import HostMemory
+from tests.engine.fakes import exit_code
 
 VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
     "the tensor": lambda t: t,
@@ -113,7 +114,7 @@ def test_a_forked_childs_blocks_are_its_own():
         other = memory.take()
         other[:] = 3
         os._exit(0)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert exit_code(child) == 0
     assert block.tolist() == [1] * 64
 
 

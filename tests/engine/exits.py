@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from gpuload.decode import dali
+from tests.engine.fakes import exit_code
 from tests.engine.samples import Numbered, folder_loader, jittered, jpeg, loader_of, random_crop
 
 LIMIT_S = 30.0
@@ -206,13 +207,7 @@ class Child:
 
     def outcome(self) -> dict[str, Any]:
         """How it ended, once it has."""
-        while not (ended := os.waitpid(self.pid, os.WNOHANG))[0]:
-            if time.monotonic() > self.until:
-                os.kill(self.pid, signal.SIGKILL)
-                os.waitpid(self.pid, 0)
-                break
-            time.sleep(0.01)
-        code = os.waitstatus_to_exitcode(ended[1]) if ended[0] else "hung"
+        code = exit_code(self.pid, self.until - time.monotonic())
         with self.stderr:
             self.stderr.seek(0)
             return {"name": self.name, "code": code, "stderr": self.stderr.read().decode()}

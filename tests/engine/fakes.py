@@ -5,6 +5,8 @@ Its batches hold no pixels: what is checked is which step ran when, how many wer
 
 from __future__ import annotations
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -102,6 +104,21 @@ def running(work: FakeWork, *, depth: int = 3, max_bytes: int = 1 << 20, in_orde
     flow = Flow(work, 0, *pools, depth, max_bytes, in_order)  # type: ignore[arg-type]
     work.flow = flow
     return Running(flow, pools)
+
+
+def exit_code(child: int, within_s: float = 30.0) -> int | str:
+    """How a forked child ended; "hung" where it had to be killed."""
+    ended = [0, 0]
+
+    def has_ended() -> bool:
+        ended[:] = os.waitpid(child, os.WNOHANG)
+        return ended[0] != 0
+
+    if eventually(has_ended, within_s):
+        return os.waitstatus_to_exitcode(ended[1])
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return "hung"
 
 
 def eventually(condition: Callable[[], bool], within_s: float = 20.0) -> bool:

@@ -11,7 +11,7 @@ import pytest
 
 from gpuload.engine.stats import Meter
 from gpuload.engine.threads import ThreadPool, close_pools
-from tests.engine.fakes import eventually
+from tests.engine.fakes import eventually, exit_code
 
 
 @pytest.fixture
@@ -180,10 +180,10 @@ def test_a_forked_child_neither_waits_nor_touches_the_parents_lock(pool: ThreadP
     if child == 0:
         pool.close()
         os._exit(7)
-    _, status = os.waitpid(child, 0)
+    code = exit_code(child)
     release.set()
     holder.join()
-    assert os.waitstatus_to_exitcode(status) == 7
+    assert code == 7
 
 
 def test_where_the_system_gives_no_thread_the_first_submit_says_so_and_later_ones_make_do(
