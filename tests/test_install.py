@@ -119,7 +119,11 @@ def from_editable(request: pytest.FixtureRequest, elsewhere: Path) -> Installed:
         cwd=elsewhere,
         path=SITE,  # setuptools
     )
-    return Installed(source / "gpuload", source / "kernels", lambda *a: run(python, *a, cwd=elsewhere, path=SITE))
+    # The dependencies come last on the path, and without their .pth files: where this very project is installed beside
+    # them in the same way, its finder has the same name as the one under test.
+    (site,) = (venv / "lib").glob("python*/site-packages")
+    (site / "zz_dependencies.pth").write_text(SITE)
+    return Installed(source / "gpuload", source / "kernels", lambda *a: run(python, *a, cwd=elsewhere, path=""))
 
 
 @pytest.fixture(scope="session", params=[from_checkout, from_wheel, from_editable], ids=lambda way: way.__name__)

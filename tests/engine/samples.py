@@ -144,5 +144,7 @@ def our_threads() -> list[threading.Thread]:
 
 def no_threads_left() -> bool:
     """Whether all threads of loaders that nobody can reach any more come to their end."""
+    if not our_threads():
+        return True
     gc.collect()
     return eventually(lambda: not our_threads())
