@@ -47,7 +47,8 @@ def this_machine() -> Machine:
         ram_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
         ram_bytes = 0
-    return Machine(_cpu_model(), cores, ram_bytes, f"{platform.system()} {platform.release()}", _gpu_name())
+    system = f"{platform.system()} {'.'.join(platform.release().split('.')[:2])}"  # beyond that, whose build it is
+    return Machine(_cpu_model(), cores, ram_bytes, system, _gpu_name())
 
 
 def _cpu_model() -> str:
