@@ -163,7 +163,8 @@ class DataLoader(TorchDataLoader[T_co]):
                     'accelerate="require" was given, but this loader takes torch\'s path: ' + "; ".join(plan.reasons)
                 )
             return torch_iterator(self)
-        from gpuload.accelerated import AcceleratedIterator, Wiring  # the compiler behind it takes 0.4 s to import
+        from gpuload.accelerated import AcceleratedIterator  # the compiler behind it takes 0.4 s to import
+        from gpuload.wiring import Wiring
 
         self.check_worker_number_rationality()
         if self._wiring is None or not self._wiring.serves(self, plan):

@@ -1,7 +1,7 @@
 """What a loader will do and why, as a value: the decision between the two paths, made without doing anything.
 
 Owns that decision, the choice of decoder, and how both print (`loader.explain()`). Carrying it out is
-`accelerated.py`'s and torch's.
+`wiring.py`'s, `accelerated.py`'s and torch's.
 """
 
 from __future__ import annotations

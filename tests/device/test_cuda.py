@@ -135,7 +135,7 @@ def test_a_loader_on_the_device_gives_the_cpus_batches(
     data = image_folder(tmp_path)
     options: dict[str, Any] = {"batch_size": 5, "num_workers": threads, "decoder": "pillow", "on_error": on_error}
     expected = list(gpuload.DataLoader(data, device="cpu", **options))
-    monkeypatch.setattr("gpuload.accelerated.make_device", lambda *args, **kwargs: device_on(gpu, keep=4))
+    monkeypatch.setattr("gpuload.wiring.make_device", lambda *args, **kwargs: device_on(gpu, keep=4))
     loader = gpuload.DataLoader(data, device="cpu", accelerate="require", **options)
     for _ in range(2):
         held = list(loader)

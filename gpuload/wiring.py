@@ -1,0 +1,129 @@
+"""A plan wired to an engine: which source, decoder, device and collate carry out an accelerated loader's epochs.
+
+Owns the choice of implementations and when an engine can serve another epoch. What runs on the consumer's thread is
+`accelerated.py`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from gpuload.collate import DirectCollate, SampleCollate
+from gpuload.core.batch import TensorSpec
+from gpuload.core.protocols import Decoder
+from gpuload.decode.dali import DaliDecoder
+from gpuload.decode.pillow import PillowDecoder
+from gpuload.device.cuda import make_device, resolve
+from gpuload.device.host import ImagePool
+from gpuload.engine.badsamples import BadSamples
+from gpuload.engine.engine import Engine
+from gpuload.engine.stats import Meter
+from gpuload.engine.work import Meters, Work
+from gpuload.plan import LoaderPlan
+
+
+class Wiring:
+    """An engine and what it was made for: another epoch with the same plan reuses it."""
+
+    def __init__(self, loader: Any, plan: LoaderPlan, bad: BadSamples):
+        assert plan.understood is not None and plan.augment is not None
+        self.plan = plan
+        self._made_for = _identity(loader)
+        device = resolve(loader.device)
+        source = plan.understood.open_source()
+        rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+        threads = plan.threads
+        decoder = _decoder(plan, threads=max(1, threads), rows=rows)
+        loose = ImagePool(rows=1, keep=0)
+
+        def tensor(dtype: str, height: int, width: int) -> Any:
+            memory = loose.take(TensorSpec((3, height, width), dtype), 1)
+            return type(memory)(memory.array[0], memory.tensor[0])
+
+        accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
+        self.depth = loader.depth
+        work = Work(
+            source=source,
+            augment=plan.augment,
+            decoder=decoder,
+            device=make_device(device, rows=rows, keep=self.depth + 2, pinned=pinned),
+            spec=plan.spec,
+            collate=DirectCollate(source)
+            if plan.spec is not None
+            else SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
+            tensor=tensor,
+            on_error=loader.on_error,
+            bad=bad,
+            meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
+        )
+
+        def close() -> None:
+            decoder.close()
+            source.close()
+
+        self.device = device
+        self.engine = Engine(
+            work, threads=threads, fetch_threads=source.fetch_threads, prepare=_one_thread(), close=close
+        )
+
+    def serves(self, loader: Any, plan: LoaderPlan) -> bool:
+        """Whether an epoch of `loader` under `plan` can run on this engine."""
+        mine = self.plan
+        return (
+            not self.engine.forked
+            and self._made_for == _identity(loader)
+            and (mine.spec, mine.decoder, mine.threads) == (plan.spec, plan.decoder, plan.threads)
+            and mine.augment is not None
+            and plan.augment is not None
+            and mine.augment.same_as(plan.augment)
+        )
+
+
+def _identity(loader: Any) -> tuple[Any, ...]:
+    """What else, beside the plan, an engine is made of. Held strongly, so that no id is used twice."""
+    dataset = loader.dataset
+    return (_Same(dataset), _Same(loader.collate_fn), loader.device, loader.on_error, loader.depth, loader.pin_memory)
+
+
+class _Same:
+    """Equal to another only where both hold the same object."""
+
+    def __init__(self, value: Any):
+        self._value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self._value is other._value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _decoder(plan: LoaderPlan, *, threads: int, rows: int) -> Decoder:
+    assert plan.augment is not None
+    pillow = PillowDecoder(plan.augment.resampling, plan.augment.resize)
+    if plan.decoder == "pillow":
+        return pillow
+    resampling = plan.augment.resampling
+    return DaliDecoder(threads=threads, resampling=resampling, max_rows=rows, fallback=pillow)
+
+
+def _one_thread() -> Callable[[], None]:
+    """Called in each decode thread: torch's operations there stay in it, as it is the samples that are parallel.
+
+    The setting is the thread's own, but torch also gives the last one made to threads that it has not met before: the
+    caller's is fixed by asking for it here, and given back for all others by a thread made for that.
+    """
+    for_others = torch.get_num_threads()
+
+    def prepare() -> None:
+        torch.get_num_threads()  # a thread that torch meets later would be given what the others have
+        torch.set_num_threads(1)
+        giver = threading.Thread(target=torch.set_num_threads, args=(for_others,), daemon=True)
+        giver.start()
+        giver.join()
+
+    return prepare
