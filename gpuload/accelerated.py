@@ -50,14 +50,14 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             self._reset(loader, first_iter=True)
 
     def _begin(self, loader: Any) -> None:
-        self._epoch = loader.epoch if self._given_seed is not None else self._resets
+        self._key_epoch = loader.epoch if self._given_seed is not None else self._resets
         self._number = self._position = 0
         self._primed = False
         self._held: Exception | None = None
-        self._flow = self._wiring.engine.start(epoch=self._epoch, depth=self._wiring.depth, in_order=self._in_order)
+        self._flow = self._wiring.engine.start(epoch=loader.epoch, depth=self._wiring.depth, in_order=self._in_order)
         self._end = weakref.finalize(self, _cancel, self._flow, self._pid)
         self._end.atexit = False
-        self.record = begin_record(loader, self, device=self._wiring.device, number=self._epoch, flow=self._flow)
+        self.record = begin_record(loader, self, device=self._wiring.device, number=loader.epoch, flow=self._flow)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -90,7 +90,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
         positions = (self._position + np.arange(len(ids))) * world + rank
         self._position += len(ids)
         seed = int(self._given_seed if self._given_seed is not None else self._base_seed)
-        keys = sample_keys(seed=seed, epoch=self._epoch, positions=positions)
+        keys = sample_keys(seed=seed, epoch=self._key_epoch, positions=positions)
         self._flow.put(BatchPlan(self._number, ids, positions, keys, single=not self._auto_collation))
         self._number += 1
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data._utils.pin_memory import pin_memory
-from torch.utils.data.dataloader import default_collate
+from torch.utils.data.dataloader import default_collate, default_convert
 
-from gpuload.augment.torchvision import KeyedRandom
+from gpuload.augment.keyed_random import KeyedRandom
 from gpuload.core.batch import BatchPlan, EncodedBatch
 from gpuload.core.protocols import Source
 from gpuload.core.structure import EncodedImage, Placed, fill, mapping_like, place, replaced
@@ -41,14 +42,15 @@ class DirectCollate:
 
 
 class SampleCollate:
-    """Finished samples to the user's collate_fn, one batch at a time; its torch draws are keyed by batch.
+    """Finished samples to collate_fn, a user's one batch at a time; its torch draws are keyed by batch.
 
     pin_memory: pin what it returns, as torch does, for the accelerator of this name.
     """
 
     def __init__(self, source: Source, collate_fn: Callable[[Any], Any], pinned_for: str | None):
         self._source, self._collate_fn, self._pinned_for = source, collate_fn, pinned_for
-        self._one_at_a_time = threading.Lock()
+        torchs_own = collate_fn in (default_collate, default_convert)
+        self._one_at_a_time: Any = nullcontext() if torchs_own else threading.Lock()
 
     def __call__(self, images: Any, encoded: EncodedBatch, keep: np.ndarray, plan: BatchPlan) -> Any:
         placed = _samples(self._source, encoded, keep)

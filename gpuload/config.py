@@ -1,18 +1,20 @@
-"""The only home of defaults, each with its reason; what a loader was asked for, as a frozen value."""
+"""The only home of defaults, each with its reason, and of what gpuload's own arguments may be."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from gpuload.core.errors import ConfigError
 
-DEPTH = 3
-"""Batches ready ahead where prefetch_factor is not given: one being taken, one ready, one being made. More bridges
-longer gaps but costs memory (a 256 x 3 x 224 x 224 float32 batch is 154 MB); `gpuload tune` measures it."""
+DEPTH = 2
+"""Batches ahead of the one being made, where prefetch_factor is not given: one being taken, one ready. More bridges
+longer gaps but costs memory: a 256 x 3 x 224 x 224 float32 batch is 154 MB."""
+
+ROWS_PER_TASK = 8
+"""Images that a decode thread takes at a time, as the loader reckons how many batches keep its threads busy."""
 
 MAX_BYTES_AHEAD = 256 << 20
 """Encoded bytes read and not yet decoded, a loader: 2,300 ImageNet photographs, over 0.1 s of work for 64 cores."""
@@ -27,32 +29,19 @@ STOP_WAIT_S = 2.0
 """Longest wait for the loader's threads when it is closed or the interpreter exits (promise 5)."""
 
 ON_ERROR = ("raise", "skip", "replace")
-DECODERS = ("auto", "pillow", "dali")
+DECODERS = ("auto", "native", "pillow", "dali")
 
 
-@dataclass(frozen=True)
-class LoaderConfig:
-    """gpuload's own keywords of `DataLoader`, checked.
-
-    Raises ConfigError that names the argument, what it was given and what it takes.
-    """
-
-    device: Any = "auto"
-    decoder: str = "auto"
-    on_error: str = "raise"
-    accelerate: bool | str = True
-    seed: int | None = None
-    order: str | None = None
-
-    def __post_init__(self) -> None:
-        _one_of("decoder", self.decoder, DECODERS)
-        _one_of("on_error", self.on_error, ON_ERROR)
-        if self.accelerate not in (True, False, "require"):
-            raise ConfigError(f'accelerate must be True, False or "require", got {self.accelerate!r}')
-        if self.order not in (None, "shuffle", "sequential"):
-            raise ConfigError(f'order must be "shuffle", "sequential" or None, got {self.order!r}')
-        if self.seed is not None and (isinstance(self.seed, bool) or not isinstance(self.seed, int)):
-            raise ConfigError(f"seed must be an int or None, got {self.seed!r}")
+def check(*, decoder: str, on_error: str, accelerate: bool | str, seed: int | None, order: str | None) -> None:
+    """Raises ConfigError that names the argument of DataLoader, what it was given and what it takes."""
+    _one_of("decoder", decoder, DECODERS)
+    _one_of("on_error", on_error, ON_ERROR)
+    if accelerate not in (True, False, "require"):
+        raise ConfigError(f'accelerate must be True, False or "require", got {accelerate!r}')
+    if order not in (None, "shuffle", "sequential"):
+        raise ConfigError(f'order must be "shuffle", "sequential" or None, got {order!r}')
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
+        raise ConfigError(f"seed must be an int or None, got {seed!r}")
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:

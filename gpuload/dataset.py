@@ -20,6 +20,7 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from gpuload.core.errors import ConfigError, ShardError, sample_error
+from gpuload.core.location import shown
 from gpuload.core.protocols import RangeReader
 from gpuload.core.refs import SAMPLE_REF
 from gpuload.core.structure import IMAGE, Column, EncodedImage, fill
@@ -133,8 +134,8 @@ class ShardDataset(Dataset):
         return self._assemble(row, EncodedImage(data))
 
     def name(self, index: int) -> tuple[str, str]:
-        """(shard or file, key) of a sample, for messages."""
-        return self._table.files[int(self._table.images["file"][index])], self._table.keys[index]
+        """(shard or file, key) of a sample, for messages: a URL is without its credentials."""
+        return shown(self._table.files[int(self._table.images["file"][index])]), self._table.keys[index]
 
     # Many samples
 
@@ -198,14 +199,14 @@ class ShardDataset(Dataset):
         self._open(catalog if catalog is not None else self._open_catalog())
         if self._fingerprint() != fingerprint:
             cure = "Make the data set anew in the process that holds the old one"
-            raise ShardError(str(self.urls), "the shards changed since this data set was opened", cure)
+            raise ShardError(shown(str(self.urls)), "the shards changed since this data set was opened", cure)
 
     def __repr__(self) -> str:
         classes = f", {len(self._classes)} classes" if self._classes is not None else ""
         losses = sum(not finding.note for finding in self._findings)
         left_out = f", {losses} findings" if losses else ""
         size = f"{len(self)} samples in {len(self.files)} files"
-        return f"ShardDataset({self.urls!r}, {self._catalog.format}: {size}{classes}{left_out})"
+        return f"ShardDataset({shown(repr(self.urls))}, {self._catalog.format}: {size}{classes}{left_out})"
 
     # Inside
 
@@ -233,7 +234,7 @@ class ShardDataset(Dataset):
     def _require_labels(self) -> None:
         if self._labels is None:
             cure = 'pass label= (an extension, a function of the key, a sequence), or fields=("image",) to go without'
-            raise ConfigError(f"samples of {self.urls} have no labels (no .cls member): {cure}")
+            raise ConfigError(f"samples of {shown(str(self.urls))} have no labels (no .cls member): {cure}")
         has = self._labels != NO_LABEL
         self._labels = self._labels[has] if self.on_error == "skip" else self._labels
         self._leave_out(has, "it has no label that is an integer")

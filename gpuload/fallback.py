@@ -18,12 +18,14 @@ from gpuload.record import EpochRecord, begin_record
 class _Clocked:
     record: EpochRecord
 
-    def __init__(self, loader: Any):
+    def __init__(self, loader: Any, reasons: tuple[str, ...]):
+        self._reasons = reasons
         self.begin(loader)
         super().__init__(loader)  # type: ignore[call-arg]
 
     def begin(self, loader: Any) -> None:
-        self.record = begin_record(loader, self, device=torch.device("cpu"), number=loader.epoch)
+        here = torch.device("cpu")
+        self.record = begin_record(loader, self, device=here, number=loader.epoch, reasons=self._reasons)
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:  # persistent workers: the same iterator, another epoch
@@ -49,12 +51,12 @@ class _MultiProcessingDataLoaderIter(_Clocked, dataloader._MultiProcessingDataLo
     """torch's iterator with worker processes."""
 
 
-def torch_iterator(loader: Any) -> Any:
-    """What torch's DataLoader._get_iterator makes, with a record of each epoch."""
+def torch_iterator(loader: Any, reasons: tuple[str, ...]) -> Any:
+    """What torch's DataLoader._get_iterator makes, with a record of each epoch. reasons: why it is torch's."""
     if not loader.num_workers:
-        return _SingleProcessDataLoaderIter(loader)
+        return _SingleProcessDataLoaderIter(loader, reasons)
     loader.check_worker_number_rationality()
-    return _MultiProcessingDataLoaderIter(loader)
+    return _MultiProcessingDataLoaderIter(loader, reasons)
 
 
 def _images(data: Any) -> int:

@@ -6,19 +6,22 @@ the accelerated one is `accelerated.py`'s, the other is torch's own code, reache
 
 from __future__ import annotations
 
+import math
+import os
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import Sampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from gpuload import config
 from gpuload.core.errors import ConfigError, NotAcceleratedError
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.stats import Stats
 from gpuload.fallback import torch_iterator
-from gpuload.plan import LoaderPlan, plan_loader
+from gpuload.plan import LoaderPlan, known_dtype, plan_loader
 from gpuload.record import EpochRecord
 from gpuload.sampling.order import Order
 
@@ -36,11 +39,35 @@ AUTO_WORKERS = Automatic(0)
 AUTO_DEPTH = Automatic(2)
 
 
+def _drawn_seed(generator: torch.Generator | None) -> int:
+    """A seed from torch's generator, as torch's own samplers draw theirs."""
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+def _check_formats(device: Any, dtype: Any, memory_format: Any) -> None:
+    known_dtype(dtype)
+    if memory_format not in (None, torch.contiguous_format, torch.channels_last):
+        raise ConfigError(f"memory_format must be torch.channels_last or None, got {memory_format!r}")
+    try:
+        kind = "cpu" if device == "auto" else torch.device(device).type
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f'device must be "auto", "cpu" or a CUDA device, got {device!r}') from error
+    if kind not in ("cpu", "cuda"):
+        raise ConfigError(f'device must be "auto", "cpu" or a CUDA device, got {device!r}')
+
+
 class OrderSampler(Sampler[int]):
     """gpuload's own order as a torch sampler. dataset: anything with a length, looked at anew each epoch."""
 
     def __init__(self, dataset: Any, order: str, seed: int):
         self.dataset, self.order, self.seed, self.epoch = dataset, order, seed, 0
+        world = os.environ.get("WORLD_SIZE", "1")
+        if world not in ("", "1"):
+            warnings.warn(
+                f"order={order!r} gives each of the {world} ranks the whole data set in the same order; to divide it, "
+                "pass sampler=torch.utils.data.DistributedSampler(dataset) in its place",
+                stacklevel=3,
+            )
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is."""
@@ -54,7 +81,10 @@ class OrderSampler(Sampler[int]):
 
 
 class DataLoader(TorchDataLoader[T_co]):
-    """torch.utils.data.DataLoader with the work done by gpuload's engine, batch for batch the same.
+    """torch.utils.data.DataLoader with the work done by gpuload's engine: the same samples in the same order.
+
+    The batches of a deterministic transform are torch's bit for bit, unless decoder="dali" is asked for. Random crops
+    and flips have torchvision's distributions and draws of their own, a function of seed, epoch and position.
 
     All of torch's arguments mean what they mean there; the rest is keyword-only:
 
@@ -62,11 +92,11 @@ class DataLoader(TorchDataLoader[T_co]):
     prefetch_factor: batches ready ahead, per loader. None: chosen.
     device: where batches are delivered: "auto" (the current GPU where one works, else the CPU), "cpu", "cuda:1"...
     dtype, memory_format: of the images; None: what the transform gives. E.g. torch.bfloat16, torch.channels_last.
-    decoder: "auto", "pillow" (Pillow's pixels to the bit) or "dali".
+    decoder: "native" (gpuload's own, Pillow's pixels to the bit), "pillow", "dali" (0.16 of 255 away). "auto": native.
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
     seed, order: gpuload's own order, "shuffle" or "sequential", and augmentation, as a function of
-        (seed, epoch, position); see `set_epoch`. Not given: torch's order and torch's seeds.
+        (seed, epoch, position); see `set_epoch`. Not given: torch's order, and seeds drawn from torch's generator.
     accelerate: False: torch's own path; "require": raise NotAcceleratedError rather than take it.
     progress: one live line on stderr.
 
@@ -105,7 +135,8 @@ class DataLoader(TorchDataLoader[T_co]):
         accelerate: bool | str = True,
         progress: bool = False,
     ):
-        config.LoaderConfig(device, decoder, on_error, accelerate, seed, order)
+        config.check(decoder=decoder, on_error=on_error, accelerate=accelerate, seed=seed, order=order)
+        _check_formats(device, dtype, memory_format)
         auto = isinstance(num_workers, Automatic)
         ahead = prefetch_factor
         if auto and ahead is not None:
@@ -113,10 +144,10 @@ class DataLoader(TorchDataLoader[T_co]):
                 raise ValueError("prefetch_factor option should be non-negative")
             prefetch_factor = None  # torch has no depth without worker processes; gpuload has
         own = order or ("shuffle" if seed is not None and shuffle else None)
-        if own is not None and not isinstance(sampler, OrderSampler):
+        if own is not None and not isinstance(sampler, (OrderSampler, DistributedSampler)):  # one injected later wins
             if sampler is not None or batch_sampler is not None or (order is not None and shuffle):
                 raise ConfigError(f"order={own!r} is mutually exclusive with shuffle, sampler and batch_sampler")
-            sampler, shuffle = OrderSampler(dataset, own, seed or 0), None
+            sampler, shuffle = OrderSampler(dataset, own, _drawn_seed(generator) if seed is None else seed), None
         super().__init__(
             dataset,
             batch_size,
@@ -145,6 +176,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self.seed, self.order = seed, order
         self.epoch = 0
         self._next_epoch = 0
+        self._told = False
         self.bad_samples = BadSamples()
         self._wiring: Any = None
         self._record: EpochRecord | None = None
@@ -162,7 +194,14 @@ class DataLoader(TorchDataLoader[T_co]):
                 raise NotAcceleratedError(
                     'accelerate="require" was given, but this loader takes torch\'s path: ' + "; ".join(plan.reasons)
                 )
-            return torch_iterator(self)
+            if plan.ignored and not self._told:
+                self._told = True
+                warnings.warn(
+                    f"{', '.join(plan.ignored)}: without effect, since this loader takes torch's path: "
+                    + "; ".join(plan.reasons),
+                    stacklevel=3,
+                )
+            return torch_iterator(self, plan.reasons)
         from gpuload.accelerated import AcceleratedIterator  # the compiler behind it takes 0.4 s to import
         from gpuload.wiring import Wiring
 
@@ -172,8 +211,15 @@ class DataLoader(TorchDataLoader[T_co]):
         return AcceleratedIterator(self, self._wiring)
 
     def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is, for `seed=` and `order=`. Without a call epochs count up from 0."""
+        """Which epoch the next iteration is, for `seed=`, `order=` and a sampler that has a set_epoch of its own.
+
+        Without a call each `iter(loader)` is the next epoch, a peek by `next(iter(loader))` too.
+        """
         self._next_epoch = epoch
+        for sampler in (self.sampler, self.batch_sampler):
+            tell = getattr(sampler, "set_epoch", None)
+            if tell is not None:
+                tell(epoch)
 
     @property
     def explicit_inline(self) -> bool:
@@ -187,9 +233,14 @@ class DataLoader(TorchDataLoader[T_co]):
 
     @property
     def depth(self) -> int:
-        """Batches in the making or ready, not yet handed over, on the accelerated path."""
+        """Batches in the making or ready, not yet handed over, on the accelerated path.
+
+        Those ahead (prefetch_factor), and as many as it takes to give every decode thread something to do.
+        """
         given = self.prefetch_factor
-        return config.DEPTH if given is None or isinstance(given, Automatic) else max(1, given)
+        ahead = config.DEPTH if given is None or isinstance(given, Automatic) else max(1, given)
+        rows = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
+        return ahead + math.ceil(self.decode_threads / math.ceil(rows / config.ROWS_PER_TASK))
 
     def plan(self) -> LoaderPlan:
         """What an iteration started now would do, and why. Opens no file, starts no thread."""
@@ -203,7 +254,8 @@ class DataLoader(TorchDataLoader[T_co]):
         """What the current (or last) epoch did and where its time went. Immutable."""
         if self._record is not None:
             return self._record.stats()
-        return Stats("accelerated" if self.plan().accelerated else "torch")
+        plan = self.plan()
+        return Stats("accelerated" if plan.accelerated else "torch", plan.reasons)
 
     def begin_record(self, record: EpochRecord) -> None:
         """`stats()` speaks of this epoch from now on. Called by iterators."""

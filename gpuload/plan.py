@@ -15,7 +15,7 @@ from torch.utils.data.dataloader import default_collate
 from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.torchvision import NotUnderstoodError, read_transform
 from gpuload.core.batch import TensorSpec
-from gpuload.core.errors import ConfigError
+from gpuload.core.errors import ConfigError, MissingDependencyError
 from gpuload.core.geometry import Resampling
 from gpuload.decode import dali
 from gpuload.sources import Understood, understand
@@ -28,6 +28,7 @@ class LoaderPlan:
     accelerated: gpuload's path, or torch's. reasons: why torch's, empty otherwise. steps: (step, where it
     runs, what comes out), in order. notes: what is worth knowing. The rest is None on torch's path.
     spec: the images of a batch where they are stored directly; None where samples are finished one by one.
+    ignored: arguments of gpuload's own that were given and do nothing on torch's path.
     """
 
     accelerated: bool
@@ -39,6 +40,7 @@ class LoaderPlan:
     spec: TensorSpec | None = None
     decoder: str = ""
     threads: int = 0
+    ignored: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         head = "gpuload: accelerated" if self.accelerated else "gpuload: torch's own path, not accelerated"
@@ -61,7 +63,7 @@ def plan_loader(loader: Any) -> LoaderPlan:
         reasons.append("worker_init_fn was given, which asks for worker processes")
     if loader.multiprocessing_context is not None:
         reasons.append("multiprocessing_context was given, which asks for worker processes")
-    dtype = _known_dtype(loader.dtype)
+    dtype = known_dtype(loader.dtype)
     try:
         understood = understand(loader.dataset)
         augment = read_transform(understood.transform, dtype=dtype)
@@ -72,20 +74,23 @@ def plan_loader(loader: Any) -> LoaderPlan:
         notes: tuple[str, ...] = ()
         if not loader.num_workers and loader.accelerate is not False:
             notes = ("num_workers is 0 or omitted: torch's path then does all work in the training loop's process",)
-        return LoaderPlan(False, tuple(reasons), (("dataset[i], collate_fn", where, ""),), notes)
+        ignored = _ignored(loader)
+        if ignored:
+            notes += (f"without effect on this path: {', '.join(ignored)}",)
+        return LoaderPlan(False, tuple(reasons), (("dataset[i], collate_fn", where, ""),), notes, ignored=ignored)
     return _accelerated(loader, understood, augment)
 
 
 def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> LoaderPlan:
     direct = loader.batch_sampler is not None and loader.collate_fn is default_collate
     spec = augment.tensor_spec(loader.memory_format is torch.channels_last) if direct else None
-    choice = choose_decoder(loader.decoder, augment.resampling, single=loader.batch_sampler is None)
+    decoder = choose_decoder(loader.decoder, augment.resampling)
     threads = loader.decode_threads
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
     steps = [
         ("order", "the caller's thread", f"ids from {type(loader._index_sampler).__name__}"),
         ("read", "fetch threads" if threads else where, "encoded bytes"),
-        (f"decode ({choice.decoder})", where, "H x W x 3 uint8"),
+        (f"decode ({decoder})", where, "H x W x 3 uint8"),
         *((name, where if kind == "fused" else f"{where}, per sample", shape) for name, kind, shape in augment.steps()),
     ]
     if spec is not None:
@@ -96,30 +101,36 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
         steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))
     where_to = "on the GPU where one works, else on the CPU" if loader.device == "auto" else f"on {loader.device}"
     steps.append(("hand over", "the caller's thread", where_to))
-    return LoaderPlan(
-        True, (), tuple(steps), (*choice.why, *augment.notes), understood, augment, spec, choice.decoder, threads
-    )
+    notes = (*understood.notes, *augment.notes)
+    return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, threads)
 
 
-@dataclass(frozen=True)
-class _Choice:
-    decoder: str
-    why: tuple[str, ...]
+def choose_decoder(asked: str, resampling: Resampling) -> str:
+    """Which decoder runs: the one that was asked for, else gpuload's own.
+
+    Raises MissingDependencyError or ConfigError where DALI was asked for and cannot.
+    """
+    if asked == "dali":
+        if reason := dali.available():
+            raise MissingDependencyError(f'decoder="dali": {reason}. Install it by pip install "gpuload[dali]"')
+        if reason := dali.unsupported(resampling):
+            raise ConfigError(f'decoder="dali": {reason}. Pass decoder="native"')
+    return "native" if asked == "auto" else asked
 
 
-def choose_decoder(asked: str, resampling: Resampling, *, single: bool) -> _Choice:
-    """Which decoder runs, and what to say of it. single: samples are delivered one by one."""
-    if asked != "auto":
-        return _Choice(asked, ())
-    if single:
-        return _Choice("pillow", ("decoder: Pillow, since samples are delivered one by one, for which DALI is slow",))
-    reason = dali.available() or dali.unsupported(resampling)
-    if reason is not None:
-        return _Choice("pillow", (f"decoder: Pillow, since {reason}",))
-    return _Choice("dali", ("decoder: DALI, the fastest installed; decoder='pillow' gives Pillow's exact pixels",))
+def _ignored(loader: Any) -> tuple[str, ...]:
+    """What was asked of gpuload that torch's path does not do."""
+    usual = {"dtype": None, "memory_format": None, "on_error": "raise"}
+    given = [f"{name}={getattr(loader, name)!r}" for name, value in usual.items() if getattr(loader, name) != value]
+    if loader.decoder == "dali":
+        given.append("decoder='dali'")
+    if str(loader.device) not in ("auto", "cpu"):
+        given.append(f"device={loader.device!r}")
+    return tuple(given)
 
 
-def _known_dtype(dtype: Any) -> torch.dtype | None:
+def known_dtype(dtype: Any) -> torch.dtype | None:
+    """dtype, if batches can have it. Raises ConfigError otherwise."""
     if dtype is None or dtype in (torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64):
         return dtype
     raise ConfigError(

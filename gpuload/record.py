@@ -27,13 +27,14 @@ if TYPE_CHECKING:
 
 @dataclass
 class EpochRecord:
-    """One epoch. flow: None on torch's path. line: where it is shown while it runs, None for nowhere."""
+    """One epoch. flow: None on torch's path, and then reasons say why. line: where it is shown, None for nowhere."""
 
     bad: BadSamples
     device: torch.device
     number: int = 0
     flow: Flow | InlineFlow | None = None
     line: ProgressLine | None = None
+    reasons: tuple[str, ...] = ()
     consumer: Consumer = field(default_factory=Consumer)
     pid: int = field(default_factory=os.getpid)
     _drawn_at: float = 0.0
@@ -66,6 +67,7 @@ class EpochRecord:
         gpu = gpu_status(self.device.index or 0) if self.device.type == "cuda" else None
         return Stats(
             path="accelerated" if self.flow is not None else "torch",
+            reasons=self.reasons,
             epoch=self.number,
             elapsed_s=elapsed_s,
             images=consumer.images,
@@ -86,11 +88,17 @@ class EpochRecord:
 
 
 def begin_record(
-    loader: Any, iterator: Any, *, device: torch.device, number: int, flow: Flow | InlineFlow | None = None
+    loader: Any,
+    iterator: Any,
+    *,
+    device: torch.device,
+    number: int,
+    flow: Flow | InlineFlow | None = None,
+    reasons: tuple[str, ...] = (),
 ) -> EpochRecord:
     """The record of the epoch that `iterator` is about to begin; `loader.stats()` speaks of it from now on."""
     line = ProgressLine(_length(loader), sys.stderr) if loader.progress else None
-    record = EpochRecord(loader.bad_samples, device, number, flow, line)
+    record = EpochRecord(loader.bad_samples, device, number, flow, line, reasons)
     if line is not None:
         weakref.finalize(iterator, record.ended).atexit = False
     loader.begin_record(record)

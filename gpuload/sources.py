@@ -23,17 +23,20 @@ from gpuload.core.structure import IMAGE, Column, Placed, place
 from gpuload.dataset import ShardDataset
 from gpuload.fetch.reader import LocalReader
 
+_ONE_THREAD = "get_encoded is called from one thread at a time; encoded_thread_safe = True lets several call it"
+
 
 @dataclass(frozen=True)
 class Understood:
     """A data set that the accelerated path can run: what it is, its Source and its image transform.
 
-    open_source: makes the Source; it opens files and is closed by whoever asked for it.
+    open_source: makes the Source; it opens files and is closed by whoever asked for it. notes: worth knowing.
     """
 
     what: str
     transform: Any
     open_source: Callable[[], Source]
+    notes: tuple[str, ...] = ()
 
 
 def understand(dataset: Dataset[Any]) -> Understood:
@@ -43,13 +46,15 @@ def understand(dataset: Dataset[Any]) -> Understood:
         raise NotUnderstoodError(f"{kind.__name__} is an IterableDataset: only its own iterator knows its samples")
     if kind is Subset:
         inner = understand(dataset.dataset)  # type: ignore[attr-defined]
-        return Understood(
-            f"Subset of {inner.what}", inner.transform, lambda: SubsetSource(dataset, inner.open_source())
-        )
+        what = f"Subset of {inner.what}"
+        return Understood(what, inner.transform, lambda: SubsetSource(dataset, inner.open_source()), inner.notes)
     if callable(getattr(dataset, "get_encoded", None)) and not isinstance(dataset, ShardDataset):
+        _nothing_overrides(dataset)
         if not hasattr(dataset, "transform"):
             raise NotUnderstoodError(f"{kind.__name__} has get_encoded but no `transform` to apply to its images")
-        return Understood(f"{kind.__name__}, through get_encoded", dataset.transform, lambda: EncodedSource(dataset))
+        notes = () if getattr(dataset, "encoded_thread_safe", False) else (_ONE_THREAD,)
+        what = f"{kind.__name__}, through get_encoded"
+        return Understood(what, dataset.transform, lambda: EncodedSource(dataset), notes)
     if isinstance(dataset, ShardDataset):
         _same_methods(dataset, ShardDataset, ("__getitem__", "__len__", "get_encoded", "refs", "columns"))
         return Understood(repr(dataset), dataset.transform, lambda: ShardSource(dataset))
@@ -74,6 +79,16 @@ def _folder(dataset: Dataset[Any]) -> Understood:
     elif loader is not folder.pil_loader:
         raise NotUnderstoodError(f"{kind} loads its images with {getattr(loader, '__name__', loader)!r}")
     return Understood(f"{kind} at {dataset.root}", dataset.transform, lambda: FolderSource(dataset))
+
+
+def _nothing_overrides(dataset: Any) -> None:
+    """Refuse a class that changes what samples are below the one that says how they are encoded."""
+    for kind in type(dataset).__mro__:
+        if "get_encoded" in vars(kind):
+            return
+        changed = {"__getitem__", "__getitems__", "__len__"} & vars(kind).keys()
+        if changed:
+            raise NotUnderstoodError(f"{kind.__name__} overrides {min(changed)} but not get_encoded")
 
 
 def _same_methods(dataset: Any, base: type, names: Sequence[str]) -> None:

@@ -18,12 +18,15 @@ from gpuload.core.protocols import Decoder
 from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
 from gpuload.device.cuda import make_device, resolve
-from gpuload.device.host import ImagePool
+from gpuload.device.host import ImageMemory, image_bytes, shaped
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.engine import Engine
 from gpuload.engine.stats import Meter
 from gpuload.engine.work import Meters, Work
 from gpuload.plan import LoaderPlan
+
+USUAL_ROWS = 64
+"""How large a batch is taken to be where its sampler does not say: it only decides how work is cut."""
 
 
 class Wiring:
@@ -35,15 +38,9 @@ class Wiring:
         self._made_for = _identity(loader)
         device = resolve(loader.device)
         source = plan.understood.open_source()
-        rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1
+        rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
         threads = plan.threads
         decoder = _decoder(plan, threads=max(1, threads), rows=rows)
-        loose = ImagePool(rows=1, keep=0)
-
-        def tensor(dtype: str, height: int, width: int) -> Any:
-            memory = loose.take(TensorSpec((3, height, width), dtype), 1)
-            return type(memory)(memory.array[0], memory.tensor[0])
-
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
         self.depth = loader.depth
@@ -51,12 +48,12 @@ class Wiring:
             source=source,
             augment=plan.augment,
             decoder=decoder,
-            device=make_device(device, rows=rows, keep=self.depth + 2, pinned=pinned),
+            device=make_device(device, keep=self.depth + 2, pinned=pinned),
             spec=plan.spec,
             collate=DirectCollate(source)
             if plan.spec is not None
             else SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
-            tensor=tensor,
+            tensor=_image_memory,
             on_error=loader.on_error,
             bad=bad,
             meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
@@ -90,6 +87,13 @@ def _identity(loader: Any) -> tuple[Any, ...]:
     return (_Same(dataset), _Same(loader.collate_fn), loader.device, loader.on_error, loader.depth, loader.pin_memory)
 
 
+def _image_memory(dtype: str, height: int, width: int) -> ImageMemory:
+    """Memory for one image that is finished by itself."""
+    spec = TensorSpec((3, height, width), dtype)
+    memory = shaped(torch.empty(image_bytes(spec), dtype=torch.uint8), spec, 1)
+    return ImageMemory(memory.array[0], memory.tensor[0])
+
+
 class _Same:
     """Equal to another only where both hold the same object."""
 
@@ -104,10 +108,16 @@ class _Same:
 
 def _decoder(plan: LoaderPlan, *, threads: int, rows: int) -> Decoder:
     assert plan.augment is not None
-    pillow = PillowDecoder(plan.augment.resampling, plan.augment.resize)
+    resampling = plan.augment.resampling
+    pillow = PillowDecoder(resampling, plan.augment.resize)
     if plan.decoder == "pillow":
         return pillow
-    resampling = plan.augment.resampling
+    if plan.decoder == "native":
+        from gpuload.decode.native import (
+            NativeDecoder,
+        )  # its kernels take 0.4 s to load, 20 to compile for the first time
+
+        return NativeDecoder(resampling, pillow, plan.augment.resize)
     return DaliDecoder(threads=threads, resampling=resampling, max_rows=rows, fallback=pillow)
 
 

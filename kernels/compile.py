@@ -12,6 +12,7 @@ that import's lock would wait for a caller that waits for the thread.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterable
@@ -38,6 +39,15 @@ def cache_directory() -> Path:
     digest.update(repr((numba.__version__, llvmlite.__version__, np.__version__, flags, machine)).encode())
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return base / "gpuload" / "kernels" / digest.hexdigest()[:20]
+
+
+@cache
+def _announce() -> None:
+    """Say once why the first start on a machine takes a while."""
+    if not cache_directory().is_dir():
+        logging.getLogger("gpuload").warning(
+            "compiling gpuload's kernels for this processor, once: some 10 to 30 s; kept in %s", cache_directory()
+        )
 
 
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
@@ -89,6 +99,7 @@ def kernel(signatures: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for the CPU, for exactly these signatures, releasing the GIL while it runs."""
 
     def decorate(function: Callable[..., Any]) -> Any:
+        _announce()
         dispatcher: Any = numba.njit(nogil=True)(function)
         dispatcher._cache = _Cache(function)
         for signature in signatures:

@@ -43,7 +43,7 @@ def idct_reference(coefficients: np.ndarray, quant: np.ndarray) -> np.ndarray:
     blocks = (rows * quant.astype(np.int16).reshape(8, 8)).astype(np.int64)  # int16 * int16 wraps
     columns = _pass_reference(np.moveaxis(blocks, 2, 0), _SHIFTS[0])
     saturated = np.clip(columns, -32768, 32767)
-    flat = ~rows[:, :, 1:].any(axis=(2, 3))[:, :, None]
+    flat = ~np.any(rows[:, :, 1:], axis=(2, 3))[:, :, None]
     wrapped = np.where(flat, columns.astype(np.int16), saturated)  # (y, high, wide, u)
     samples = _pass_reference(np.moveaxis(wrapped, 3, 0), _SHIFTS[1])  # (x, y, high, wide)
     return np.clip(samples + 128, 0, 255).transpose(2, 1, 3, 0).reshape(8 * high, 8 * wide).astype(np.uint8)
@@ -75,7 +75,7 @@ def _pass_reference(x: np.ndarray, shift: int) -> np.ndarray:
     return (np.stack(ends) + (1 << shift - 1)) >> shift
 
 
-def _transform(x0: Any, x1: Any, x2: Any, x3: Any, x4: Any, x5: Any, x6: Any, x7: Any, spare: int, shift: int) -> Any:
+def _transform(spare: int, shift: int, x0: Any, x1: Any, x2: Any, x3: Any, x4: Any, x5: Any, x6: Any, x7: Any) -> Any:
     """One pass on eight numbers, or eight vectors of them: `spare` is how many bits they have beyond 16."""
     plus, minus = ((x0 + x4) << spare >> spare) << _BITS, ((x0 - x4) << spare >> spare) << _BITS
     high, low = x2 * (_0_541 + _0_765) + x6 * _0_541, x2 * _0_541 + x6 * (_0_541 - _1_847)
@@ -104,8 +104,14 @@ _transform_scalar = numba.njit(nogil=True)(_transform)
 
 
 @numba.njit(nogil=True)
+def clamped(value, low, high):
+    """The nearest number to `value` within low..high."""
+    return low if value < low else high if value > high else value
+
+
+@numba.njit(nogil=True)
 def idct_block(block, quant, workspace, out):
-    """One block, scalar: int16 (64,), uint16 (64,), int32 (64,) to work in, uint8 (8, 8). For the GPU, and for tests."""
+    """One block, scalar, as a GPU thread does it: int16 (64,), uint16 (64,), int32 (64,) to work in, uint8 (8, 8)."""
     rest = np.int64(0)
     for k in range(8, 64):
         rest |= np.int64(block[k])
@@ -119,6 +125,8 @@ def idct_block(block, quant, workspace, out):
     else:
         for u in range(8):
             column = _transform_scalar(
+                48,
+                _SHIFTS[0],
                 np.int64(workspace[u]),
                 np.int64(workspace[u + 8]),
                 np.int64(workspace[u + 16]),
@@ -127,13 +135,13 @@ def idct_block(block, quant, workspace, out):
                 np.int64(workspace[u + 40]),
                 np.int64(workspace[u + 48]),
                 np.int64(workspace[u + 56]),
-                48,
-                _SHIFTS[0],
             )
             for y in range(8):
-                workspace[8 * y + u] = min(max(column[y], -32768), 32767)
+                workspace[8 * y + u] = clamped(column[y], -32768, 32767)
     for y in range(8):
         row = _transform_scalar(
+            48,
+            _SHIFTS[1],
             np.int64(workspace[8 * y]),
             np.int64(workspace[8 * y + 1]),
             np.int64(workspace[8 * y + 2]),
@@ -142,11 +150,9 @@ def idct_block(block, quant, workspace, out):
             np.int64(workspace[8 * y + 5]),
             np.int64(workspace[8 * y + 6]),
             np.int64(workspace[8 * y + 7]),
-            48,
-            _SHIFTS[1],
         )
         for x in range(8):
-            out[y, x] = min(max(row[x] + 128, 0), 255)
+            out[y, x] = clamped(row[x] + 128, 0, 255)
 
 
 def _transposed(rows: list[Vector]) -> list[Vector]:
@@ -167,10 +173,10 @@ def _emit(size: int, coefficients: Memory, block: Any, quant: Memory, plane: Mem
     wraps = 32 - 16 + _EXTRA_BITS  # a number that wrapped when multiplied by 4 saturates no more
     rows[0] = (rows[0] << wraps >> wraps).where_zero(rest, rows[0])
     rows += [rows[0].all(0)] * (8 - size)
-    columns = [row.clamp(-32768, 32767).narrow(16) for row in _transform(*rows, 16, _SHIFTS[0])]
+    columns = [row.clamp(-32768, 32767).narrow(16) for row in _transform(16, _SHIFTS[0], *rows)]
     lanes = [column.widen(32, signed=True) for column in _transposed(columns)[:size]]
     lanes += [lanes[0].all(0)] * (8 - size)
-    samples = [(lane.clamp(-128, 127) + 128).narrow(8) for lane in _transform(*lanes, 16, _SHIFTS[1])]
+    samples = [(lane.clamp(-128, 127) + 128).narrow(8) for lane in _transform(16, _SHIFTS[1], *lanes)]
     for y, row in enumerate(_transposed(samples)):
         plane.store(builder.add(corner, builder.mul(stride, stride.type(y))), row)
 
@@ -193,7 +199,9 @@ def _fill(plane: Memory, corner: Any, stride: Any, value: Any) -> None:
         plane.store(builder.add(corner, builder.mul(stride, stride.type(y))), row)
 
 
-_INPUTS = "Array(int16, 3, 'C', readonly=True), Array(uint8, 2, 'C', readonly=True), Array(uint16, 1, 'C', readonly=True)"
+_INPUTS = (
+    "Array(int16, 3, 'C', readonly=True), Array(uint8, 2, 'C', readonly=True), Array(uint16, 1, 'C', readonly=True)"
+)
 
 
 @kernel([f"void({_INPUTS}, uint8[:, ::1], int64, int64, int64, int64)"])
@@ -219,4 +227,4 @@ def idct_region(coefficients, last, quant, plane, top, bottom, left, right):
             else:
                 scaled = np.int16(np.int64(coefficients[r, c, 0]) * np.int64(quant[0]))
                 level = (np.int64(np.int16(np.int64(scaled) << _EXTRA_BITS)) + 16) >> 5
-                _fill(plane, corner, stride, min(max(level, -128), 127) + 128)
+                _fill(plane, corner, stride, clamped(level + 128, 0, 255))

@@ -30,6 +30,7 @@ ID, H, V, QUANT_TABLE, DC_TABLE, AC_TABLE = 20, 24, 28, 32, 36, 40
 HEADER_SIZE = 44
 
 GREY, YCBCR, RGB = 0, 1, 2
+"""What COLOR says of 1 or 3 components."""
 
 REASONS = (
     "ours",

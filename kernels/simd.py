@@ -15,9 +15,13 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
+
+inner: Any = numba.njit(nogil=True, error_model="numpy", _nrt=False)
+"""For functions around vector code, called a row at a time: no reference counts, which are atomic, for their views."""
 
 
 class Vector:
@@ -72,6 +76,11 @@ class Vector:
         """The low bits of every lane."""
         return self._new(self.builder.trunc(self.value, ir.VectorType(ir.IntType(bits), self.lanes)))
 
+    def split(self) -> Vector:
+        """Every lane as two of half the bits, the low half first, as it lies in (little-endian) memory."""
+        kind = ir.VectorType(ir.IntType(self.bits // 2), 2 * self.lanes)
+        return self._new(self.builder.bitcast(self.value, kind))
+
     def pick(self, other: Vector, lanes: Sequence[int]) -> Vector:
         """These lanes of the two vectors laid end to end."""
         mask = ir.Constant(ir.VectorType(ir.IntType(32), len(lanes)), list(lanes))
@@ -118,9 +127,7 @@ class Memory:
 
     def store(self, offset: ir.Value, vector: Vector, ahead: int = 0) -> None:
         """The vector's lanes to `offset + ahead` and on."""
-        self.builder.store(
-            vector.value, self._pointer(offset, ahead, vector.value.type), align=vector.bits // 8
-        )
+        self.builder.store(vector.value, self._pointer(offset, ahead, vector.value.type), align=vector.bits // 8)
 
 
 def vector_code(emit: Callable[..., None]) -> Any:

@@ -36,7 +36,7 @@ STAIRS = {("report", "engine"), ("tune", "engine")}  # they draw and steer by th
 LOADERS_ROOMS = {path.stem for path in (ROOT / "gpuload").glob("*.py")} - {"__init__", "__main__", "config", "loader"}
 """Files beside loader.py, on its floor: torch's signature, split by subject. They may import one another."""
 
-TORCH = {"loader", "device", "cli", "testing", "augment.torchvision"} | LOADERS_ROOMS
+TORCH = {"loader", "device", "cli", "testing", "augment.keyed_random", "augment.torchvision"} | LOADERS_ROOMS
 KERNEL_CALLERS = {"decode", "augment.run"}
 OPTIONAL = {"nvidia", "cupy", "pynvml", "torchvision", "psutil", "skimage", "sklearn"}
 DEPENDENCIES = {"numpy", "numba", "llvmlite", "torch", "fsspec", "PIL", "rich", "typer"}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import gpuload
-from gpuload.config import DEPTH, LoaderConfig, default_threads
+from gpuload.config import DEPTH, check, default_threads
 from gpuload.core.errors import ConfigError
 
 V2 = "/sys/fs/cgroup/cpu.max"
@@ -88,15 +88,19 @@ def test_threads_and_depth_of_a_loader(cpus: Callable[[int], None], monkeypatch:
     assert gpuload.DataLoader([1], num_workers=0).decode_threads == 0
     assert gpuload.DataLoader([1], num_workers=0).explicit_inline
     assert gpuload.DataLoader([1], num_workers=1).decode_threads == 1
-    assert gpuload.DataLoader([1]).depth == gpuload.DataLoader([1], num_workers=1).depth == DEPTH
-    assert gpuload.DataLoader([1], prefetch_factor=7).depth == 7
-    assert gpuload.DataLoader([1], prefetch_factor=0).depth == 1
+    # what is ahead, and one batch in the making; small batches: as many as it takes to keep 5 threads busy
+    large = {"batch_size": 64}
+    assert gpuload.DataLoader([1], **large).depth == gpuload.DataLoader([1], num_workers=1).depth == DEPTH + 1
+    assert gpuload.DataLoader([1], prefetch_factor=7, **large).depth == 8
+    assert gpuload.DataLoader([1], prefetch_factor=0, **large).depth == 2
+    assert gpuload.DataLoader([1], prefetch_factor=7).depth == 7 + 5
+    assert gpuload.DataLoader([1], batch_size=9, num_workers=5, prefetch_factor=1).depth == 1 + 3
 
 
 @pytest.mark.parametrize(
     ("argument", "value", "told"),
     [
-        ("decoder", "nvjpeg", "decoder must be one of 'auto', 'pillow', 'dali', got 'nvjpeg'"),
+        ("decoder", "nvjpeg", "decoder must be one of 'auto', 'native', 'pillow', 'dali', got 'nvjpeg'"),
         ("on_error", "ignore", "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         ("accelerate", "always", "accelerate must be True, False or \"require\", got 'always'"),
         ("order", "random", 'order must be "shuffle", "sequential" or None, got \'random\''),
@@ -107,7 +111,7 @@ def test_threads_and_depth_of_a_loader(cpus: Callable[[int], None], monkeypatch:
 def test_wrong_arguments_are_named_with_what_they_take(argument: str, value: Any, told: str):
     arguments: dict[str, Any] = {argument: value}
     with pytest.raises(ConfigError) as caught:
-        LoaderConfig(**arguments)
+        check(**{"decoder": "auto", "on_error": "raise", "accelerate": True, "seed": None, "order": None} | arguments)
     assert str(caught.value) == told and isinstance(caught.value, ValueError)
     with pytest.raises(ConfigError):
         gpuload.DataLoader([1], **arguments)
@@ -119,6 +123,11 @@ def test_order_and_another_order_exclude_each_other():
             gpuload.DataLoader([1], order="shuffle", **arguments)  # type: ignore[arg-type]
 
 
-def test_an_unknown_dtype_is_refused_when_it_is_planned():
-    with pytest.raises(ConfigError, match=r"torch\.int8"):
-        gpuload.DataLoader([1], dtype=torch.int8).plan()
+@pytest.mark.parametrize(
+    "arguments", [{"dtype": torch.int8}, {"dtype": "float16"}, {"memory_format": "channels_last"}, {"device": "banana"}]
+)
+def test_formats_that_batches_cannot_have_are_refused_by_the_constructor(arguments: dict[str, Any]):
+    ((name, value),) = arguments.items()
+    with pytest.raises(ConfigError, match=f"{name} must be") as caught:
+        gpuload.DataLoader([1], **arguments)
+    assert repr(value) in str(caught.value)

@@ -6,6 +6,8 @@ must decode as torchvision decodes them.
 
 from __future__ import annotations
 
+import errno
+import io
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,6 +40,8 @@ ODD = {"png": 3, "cmyk": 30, "grey": 31, "progressive": 50, "exif": 77}
 BAD = {"cut": 11, "text": 42, "empty": 43, "missing": 64, "unreadable": 96}
 WAYS = [("cut", "text", "missing"), ("empty", "unreadable", "text"), ("text", "empty", "cut")]
 THREADS = [0, 2]
+
+pytestmark = pytest.mark.filterwarnings("ignore:bad samples are")
 
 
 def odd_image(kind: str) -> bytes:
@@ -190,8 +194,66 @@ def test_a_batch_without_a_good_sample(threads: int, transform: str, error_files
 def test_all_samples_bad(threads: int, error_files_are_removed: list[gpuload.DataLoader]):
     loader = loader_of(Numbered([b"x"] * 9, fixed()), batch_size=4, num_workers=threads, on_error="skip")
     error_files_are_removed.append(loader)
-    assert list(loader) == [] and list(loader) == []
-    assert sum(loader.stats().errors.values()) == 18 and len(listed(loader)) == 18
+    for _ in range(2):
+        iterator = iter(loader)
+        with pytest.raises(gpuload.GpuloadError, match="delivered nothing.*UnidentifiedImageError"):
+            assert list(iterator) == []
+            iterator._flow.check_delivered()
+    assert sum(loader.stats().errors.values()) == 18 and len(listed(loader)) == 9
+    assert {line["problem"] for line in listed(loader)} == {"UnidentifiedImageError: cannot identify image file"}
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("policy", ["skip", "replace"])
+def test_the_first_bad_sample_is_told_once_a_loader(
+    threads: int, policy: str, error_files_are_removed: list[gpuload.DataLoader]
+):
+    files = [b"no image" if i % 3 == 0 else jpeg(i) for i in range(9)]
+    loader = loader_of(Numbered(files, fixed()), batch_size=3, num_workers=threads, on_error=policy)
+    error_files_are_removed.append(loader)
+    with pytest.warns(UserWarning, match="bad samples are") as told:
+        assert len(list(loader)) == len(list(loader)) == 3
+    (message,) = (str(w.message) for w in told if "bad samples are" in str(w.message))
+    assert "in Numbered: UnidentifiedImageError: cannot identify image file" in message
+    assert str(loader.stats().error_file) in message
+    assert sum(loader.stats().errors.values()) == 6
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("policy", ["skip", "replace", "raise"])
+@pytest.mark.parametrize("step", ["read", "operation"])
+@pytest.mark.parametrize(
+    "cause", [MemoryError("no room"), OSError(errno.EMFILE, "Too many open files"), OSError(errno.ENFILE, "Full")]
+)
+def test_what_is_no_samples_fault_is_raised_whatever_the_policy(
+    cause: Exception, step: str, policy: str, threads: int, error_files_are_removed: list[gpuload.DataLoader]
+):
+    class Exhausts:
+        def __call__(self, image: torch.Tensor) -> torch.Tensor:
+            if step == "operation" and torch.equal(image, fourth):
+                raise RuntimeError("in a library") from cause
+            return image
+
+    def read(i: int) -> None:
+        if step == "read" and i == 4:
+            raise cause
+
+    files = [b"no image" if i == 3 else jpeg(i) for i in range(9)]
+    fourth = fixed()(Image.open(io.BytesIO(files[4])).convert("RGB"))
+    chain = fixed()
+    chain.transforms.append(Exhausts())
+    loader = loader_of(Numbered(files, chain, read), batch_size=3, num_workers=threads, on_error=policy)
+    error_files_are_removed.append(loader)
+    iterator = iter(loader)
+    assert next(iterator)[1].tolist() == [0, 1, 2]
+    with pytest.raises(gpuload.SampleError) as caught:
+        next(iterator)
+    error = caught.value
+    assert error.sample == 4 and "on_error does not apply" in str(error)
+    if step == "read":
+        assert isinstance(error, type(cause))
+    assert next(iterator)[1].tolist() == [6, 7, 8]
+    assert {line["sample"]: line["policy"] for line in listed(loader)} == {3: "raise", 4: "raise"}
 
 
 @pytest.mark.parametrize("threads", THREADS)

@@ -232,7 +232,7 @@ def test_promise_2_what_skip_leaves_out_is_reported(files: list[bytes]):
         stats = loader.stats()
         assert stats.error_file is not None
         lines = [json.loads(line) for line in Path(stats.error_file).read_text().splitlines()]
-        reported = [line["sample"] for line in lines[4 * epoch :]]
+        reported = [line["sample"] for line in lines]  # each once, in whichever epoch it was met first
         assert sorted(ids + reported) == list(range(COUNT))
         assert sum(stats.errors.values()) == 4 * (epoch + 1)
     Path(stats.error_file).unlink()
@@ -312,10 +312,10 @@ def test_promise_3_memory_comes_back_when_it_is_dropped_and_needs_no_garbage_col
         Path(str(loader.stats().error_file)).unlink()
 
 
-@pytest.mark.parametrize("threads", [0, 2])
-def test_promise_3_an_error_that_is_kept_keeps_no_batch(files: list[bytes], threads: int):
+def test_promise_3_an_error_that_is_kept_keeps_no_batch(files: list[bytes]):
+    """Of the threads' batches. Inline an error keeps its frames (tests/engine/test_flow.py): it was the caller's."""
     broken = [b"no image" if i % 4 == 1 else data for i, data in enumerate(files)]
-    loader = loader_of(Numbered(broken, random_crop()), batch_size=4, num_workers=threads)
+    loader = loader_of(Numbered(broken, random_crop()), batch_size=4, num_workers=2)
     iterator, errors = iter(loader), []
     for _ in range(9):
         with pytest.raises(gpuload.SampleError) as caught:

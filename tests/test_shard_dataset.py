@@ -20,6 +20,7 @@ from gpuload.core.errors import ConfigError, SampleError, ShardError
 from gpuload.core.structure import IMAGE, Column, EncodedImage
 from gpuload.dataset import ShardDataset
 from gpuload.fetch.reader import reader_for
+from gpuload.shards.table import Finding
 
 
 @pytest.fixture(autouse=True)
@@ -341,3 +342,38 @@ def test_real_damaged_shards(real_data, name, bad):
         except SampleError:
             failed.append(int(dataset.name(i)[1][-5:]))
     assert len(dataset) == 5 and failed == bad
+
+
+def test_what_is_no_data_gets_a_cure_that_helps(tmp_path):
+    (tmp_path / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(900))
+    (tmp_path / "x.tar").write_bytes(b"\xff\xd8\xff\xe0" + bytes(900))
+    for name in ("x.jpg", "x.tar"):
+        with pytest.raises(ShardError, match="it is a single image, and no tar. Name the folder that holds it"):
+            ShardDataset(tmp_path / name)
+    for name in ("nonexist", "nonexist/"):
+        for format in ("auto", "folder", "tar"):
+            with pytest.raises(ShardError, match=f"^folder .*/{name}: it does not exist. Check the path$") as raised:
+                ShardDataset(f"{tmp_path}/{name}", format=format)
+            assert str(pickle.loads(pickle.dumps(raised.value))) == str(raised.value)
+    with pytest.raises(ShardError, match="^shard .*/gone.tar: it does not exist"):
+        ShardDataset(tmp_path / "gone.tar")
+    with pytest.raises(ShardError, match="^folder .*x.jpg: it is a file. Name the folder"):
+        ShardDataset(tmp_path / "x.jpg", format="folder")
+
+
+def test_a_signed_url_is_shown_without_its_signature(tmp_path):
+    system = fsspec.filesystem("memory")
+    try:
+        with tarfile.open(tmp_path / "a.tar", "w") as tar:
+            info = tarfile.TarInfo("a.jpg")
+            info.size = 3
+            tar.addfile(info, io.BytesIO(b"bad"))
+        url = "memory://signed/a.tar?sig=secret"
+        system.pipe_file("/signed/a.tar?sig=secret", (tmp_path / "a.tar").read_bytes())
+        dataset = ShardDataset([url], fields=("image",), format="tar")
+        with pytest.raises(SampleError) as raised:
+            dataset[0]
+        for text in (repr(dataset), str(raised.value), str(Finding(url, "", "bad"))):
+            assert "signed/a.tar?..." in text and "secret" not in text
+    finally:
+        system.rm("/signed", recursive=True)

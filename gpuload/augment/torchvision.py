@@ -1,22 +1,22 @@
 """torchvision's transforms read into an AugmentPlan: by exact type and attributes, v1 and v2, never by guessing.
 
 Owns the reading, the table behind the pointwise operations (made by running the user's own operations on all 256
-values, so that it is bit for bit what they give), and the per-sample rest with its keyed randomness. What a class
+values, so that it is bit for bit what they give), and the per-sample rest. What a class
 that is not known here does, and all that follows it, runs as the user wrote it.
 """
 
 from __future__ import annotations
 
-import threading
+import importlib.util
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import torch
-from torch.overrides import TorchFunctionMode
 
 from gpuload.augment import ops
+from gpuload.augment.keyed_random import KeyedRandom
 from gpuload.augment.plan import AugmentPlan
 from gpuload.core.errors import GpuloadError
 from gpuload.core.geometry import Resampling
@@ -32,7 +32,9 @@ def read_transform(transform: Any, *, dtype: torch.dtype | None = None) -> Augme
     Raises NotUnderstoodError where the transform needs the PIL image before anything that is known here.
     """
     if transform is None:
-        raise NotUnderstoodError("there is no transform that makes tensors of the images")
+        raise NotUnderstoodError("the data set has no transform, so its images are no tensors: give it one")
+    if importlib.util.find_spec("torchvision") is None:
+        raise NotUnderstoodError("torchvision is not installed, and its transforms are those that gpuload knows")
     reading = _Reading()
     chain = list(_flatten(transform))
     rest: list[Any] = []
@@ -325,46 +327,3 @@ class _Rest:
             for op in self.ops:
                 image = op(image)
         return image.to(self.dtype) if self.dtype is not None and isinstance(image, torch.Tensor) else image
-
-
-_DRAWING = {
-    torch.rand, torch.randn, torch.randint, torch.randperm, torch.normal, torch.bernoulli, torch.multinomial,
-    torch.poisson, torch._sample_dirichlet, torch.Tensor.uniform_, torch.Tensor.normal_, torch.Tensor.random_,
-    torch.Tensor.exponential_, torch.Tensor.bernoulli_, torch.Tensor.bernoulli, torch.Tensor.multinomial,
-    torch.Tensor.cauchy_, torch.Tensor.geometric_, torch.Tensor.log_normal_,
-}  # fmt: skip
-_LIKE: dict[Any, Callable[..., torch.Tensor]] = {
-    torch.rand_like: torch.Tensor.uniform_,
-    torch.randn_like: torch.Tensor.normal_,
-    torch.randint_like: torch.Tensor.random_,
-}
-_LOCAL = threading.local()
-
-
-class KeyedRandom(TorchFunctionMode):
-    """Within it, torch's random functions draw from a generator of the sample's own, in this thread only.
-
-    So per-sample operations are reproducible whatever thread runs them, and never touch the training
-    script's global generator. key: uint32 (4,).
-    """
-
-    def __init__(self, key: np.ndarray):
-        super().__init__()
-        generator = getattr(_LOCAL, "generator", None)
-        if generator is None:
-            generator = _LOCAL.generator = torch.Generator()
-        generator.manual_seed(int(key[0]) | int(key[1]) << 32)
-        self.generator = generator
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
-        if kwargs.get("generator") is None:
-            if func in _DRAWING:
-                kwargs = {**kwargs, "generator": self.generator}
-            elif func in _LIKE:
-                like, *bounds = args
-                bounds += [kwargs[name] for name in ("low", "high") if name in kwargs]
-                given = {name: value for name, value in kwargs.items() if name not in ("low", "high", "generator")}
-                # filled in its own memory's order, as torch does
-                return _LIKE[func](torch.empty_like(like, **given), *bounds, generator=self.generator)
-        return func(*args, **kwargs)

@@ -4,7 +4,8 @@ Owns the run: what is already there, writing shard after shard, and what is left
 The encoded bytes go through unchanged. Layout and sizes are shards/write_tar.py's.
 
 A shard is written under a temporary name and renamed when it is whole and on disk. Its content is decided before the
-first byte is written, from keys and sizes alone, so that a second run knows what is missing and writes the same bytes.
+first byte is written, from keys and sizes alone, so that a second run knows what is missing and writes the same bytes;
+that the source is still the same, it knows from the stamps (size and time, or etag) of all its files.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import hashlib
 import json
 import os
 import re
+import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -27,12 +29,13 @@ from rich.console import Console
 
 from gpuload.cli.progress import bytes_progress
 from gpuload.core.errors import ConfigError, ShardError, sample_error
+from gpuload.core.location import is_local, shown
 from gpuload.core.refs import SAMPLE_REF, WHOLE_FILE
 from gpuload.shards.catalog import CLASSES_FILE, choose, tar_shards
 from gpuload.shards.manifest import open_manifest
 from gpuload.shards.table import MISSING, Strings
 from gpuload.shards.tar import COMPRESSED
-from gpuload.shards.urls import expand, is_folder, is_local, reading, stamps
+from gpuload.shards.urls import Stamp, expand, is_folder, reading, stamps
 from gpuload.shards.write_tar import END, header, padding, sample_bytes, split, unique_keys
 
 if TYPE_CHECKING:
@@ -71,6 +74,14 @@ class _Plan:
     digest: str
 
 
+@dataclass(frozen=True)
+class _Source:
+    """urls: what is read. original: unpacked copy -> the compressed shard that it was made of."""
+
+    urls: list[str]
+    original: Mapping[str, str]
+
+
 def pack(
     src: str | os.PathLike[str] | Iterable[str],
     dst: str | os.PathLike[str],
@@ -86,7 +97,8 @@ def pack(
     """Write the samples of `src` (as for ShardDataset) to `dst`/NAME-000000.tar and so on; NAME by default is dst's.
 
     Keys, labels (`.cls`) and all other members are kept, the images' bytes unchanged; `classes.json` keeps the class
-    names. Run again, it continues after the last whole shard. Raises ConfigError; ShardError, also for a full disk;
+    names. Run again, it continues after the last whole shard. Raises ConfigError, also for a source that
+    changed since; ShardError, also for a full disk;
     SampleError for an image that cannot be read.
 
     >>> pack("photos/", "packed/", shard_size="64MB")
@@ -95,18 +107,21 @@ def pack(
 
     choose("format", format, FORMATS)
     shard_bytes = parse_bytes(shard_size)
+    options = dict(storage_options or {})
+    given = expand(src, options)
     folder = os.path.abspath(os.fspath(dst))
     name = name or os.path.basename(folder)
+    _keep_apart(given, folder)
     try:
         os.makedirs(folder, exist_ok=True)
     except OSError as error:
         raise ConfigError(f"the shards' folder cannot be made: {error}. Choose another one") from error
     with ExitStack() as stack:
         stack.enter_context(_alone(folder, name))
-        urls = stack.enter_context(_unpacked(src, folder, dict(storage_options or {})))
-        dataset = ShardDataset(urls, fields=("image",), label=label, on_error=on_error, storage_options=storage_options)
+        source = stack.enter_context(_unpacked(given, folder, options))
+        dataset = ShardDataset(source.urls, fields=("image",), label=label, on_error=on_error, storage_options=options)
         stack.callback(dataset.close)
-        plan = _plan(dataset, shard_bytes)
+        plan = _plan(dataset, source, shard_bytes)
         shards = [f"{folder}/{name}-{number:06d}.tar" for number in range(len(plan.bounds) - 1)]
         _record(folder, name, plan, shards)
         if dataset.classes is not None:
@@ -144,13 +159,32 @@ def parse_bytes(size: str | int) -> int:
     return int(number)
 
 
-def _plan(dataset: ShardDataset, shard_bytes: int) -> _Plan:
+def _keep_apart(urls: list[str], folder: str) -> None:
+    """Raises ConfigError where the source and the folder for its shards lie in each other: one would be the other."""
+    target = os.path.realpath(folder)
+    for url in urls:
+        if not is_local(url):
+            continue
+        source = os.path.realpath(url)
+        if source == target:
+            how = "is the source itself"
+        elif target.startswith(os.path.join(source, "")):
+            how = f"lies in the source {url}"
+        elif source.startswith(os.path.join(target, "")):
+            how = f"holds the source {url}"
+        else:
+            continue
+        raise ConfigError(f"the folder for the shards, {folder}, {how}. Choose one beside the source")
+
+
+def _plan(dataset: ShardDataset, source: _Source, shard_bytes: int) -> _Plan:
     ids = np.arange(len(dataset))
     refs = dataset.refs(ids)
+    versions = stamps([source.original.get(file, file) for file in dataset.files], dataset.storage_options)
     if dataset.members:
         members = {extension: dataset.member_refs(extension, ids) for extension in dataset.members}
     else:
-        members = _whole_members(dataset, refs)
+        members = _whole_members(dataset, refs, versions)
     lengths = {extension: column["length"] for extension, column in members.items()}
     labels = dataset.labels
     if labels is not None and (dataset.label is not None or "cls" not in members):
@@ -162,6 +196,9 @@ def _plan(dataset: ShardDataset, shard_bytes: int) -> _Plan:
     sizes = sample_bytes(keys, lengths)
     state = hashlib.blake2b(digest_size=16)
     state.update(f"{shard_bytes} {sorted(lengths)} {dataset.classes}".encode())
+    for version in versions:
+        # Of a file without a version another run cannot know whether it is the same one: it never goes on.
+        state.update(f"{version} {'' if version is not None and version.version else uuid.uuid4().hex}\n".encode())
     for part in (keys.text, keys.bounds.tobytes(), *(lengths[key].tobytes() for key in sorted(lengths))):
         state.update(part)
     if labels is not None:
@@ -170,14 +207,14 @@ def _plan(dataset: ShardDataset, shard_bytes: int) -> _Plan:
     return _Plan(dataset.files, keys, members, labels, sizes, bounds, state.hexdigest())
 
 
-def _whole_members(dataset: ShardDataset, refs: np.ndarray) -> dict[str, np.ndarray]:
-    """A folder's files as members named by their extension. Their sizes are asked here, and that they may be read."""
+def _whole_members(dataset: ShardDataset, refs: np.ndarray, versions: list[Stamp | None]) -> dict[str, np.ndarray]:
+    """A folder's files as members named by their extension. That they may be read is asked here."""
     files = list(dataset.files)
     for path in files:
         if is_local(path) and not os.access(path, os.R_OK):
             raise ShardError(path, "it may not be read", "Change its permissions, or remove it, before packing")
     refs = refs.copy()
-    refs["length"] = [stamp.size for stamp in stamps(files, dataset.storage_options) if stamp is not None]
+    refs["length"] = [version.size for version in versions if version is not None]
     extensions = np.array([os.path.splitext(path)[1][1:].lower() for path in files])
     members = {}
     for extension in np.unique(extensions).tolist():
@@ -283,7 +320,8 @@ def _record(folder: str, name: str, plan: _Plan, shards: list[str]) -> None:
     if os.path.exists(path):
         with open(path, "rb") as file:
             if json.load(file) != note:
-                raise ConfigError(f"{folder} holds {name!r} packed from other samples, or with another size. {cure}")
+                what = "other samples, from files that changed since, or with another size"
+                raise ConfigError(f"{folder} holds {name!r} packed from {what}. {cure}")
         return
     taken = [shard for shard in shards if os.path.exists(shard)]
     if taken:
@@ -303,26 +341,28 @@ def _alone(folder: str, name: str) -> Iterator[None]:
             raise ConfigError(f"another gpuload pack is writing {name!r} to {folder}. Wait for it to end") from error
         except OSError as error:
             raise ConfigError(f"nothing can be written to {folder}: {error}. Choose another folder") from error
-        yield
-        with suppress(FileNotFoundError):
-            os.unlink(path)
+        try:
+            yield
+        finally:
+            with suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 @contextmanager
-def _unpacked(src: Any, folder: str, options: dict[str, Any]) -> Iterator[list[str]]:
-    """The urls of `src`, compressed shards replaced by unpacked copies in `folder`, which are deleted in the end."""
-    copies: list[str] = []
+def _unpacked(given: list[str], folder: str, options: dict[str, Any]) -> Iterator[_Source]:
+    """What is `given`, compressed shards replaced by unpacked copies in `folder`, which are deleted in the end."""
+    copies: dict[str, str] = {}
     urls = []
     try:
-        for given in expand(src, options):
-            for url in [given] if _is_image_folder(given, options) else tar_shards(given, options):
+        for named in given:
+            for url in [named] if _is_image_folder(named, options) else tar_shards(named, options):
                 kind = None if is_folder(url, options) else _compression(url, options)
                 if kind is not None:
                     copy = f"{folder}/.unpacked-{len(copies):06d}.tar"
-                    copies.append(copy)
+                    copies[copy] = url
                     _unpack(url, kind, copy, options)
                 urls.append(copy if kind is not None else url)
-        yield urls
+        yield _Source(urls, copies)
     finally:
         for copy in copies:
             for path in (copy, f"{copy}.gpuload"):
@@ -344,7 +384,7 @@ def _compression(url: str, options: dict[str, Any]) -> str | None:
     try:
         with reading(url, options) as read_at:
             first = read_at(0, 8)
-    except OSError:  # ShardDataset says what is wrong with it
+    except ShardError:  # ShardDataset says what is wrong with it, or leaves it out
         return None
     return next((kind for magic, kind in COMPRESSED.items() if first.startswith(magic)), None)
 
@@ -356,9 +396,9 @@ def _unpack(url: str, kind: str, copy: str, options: dict[str, Any]) -> None:
             while part := packed.read(READ_BYTES):
                 _write(file, part, copy, file.tell() + len(part))
     except ValueError as error:  # fsspec: no package for this compression
-        raise ShardError(url, f"it is compressed ({kind}), and {error}", "Unpack it first") from error
+        raise ShardError(shown(url), f"it is compressed ({kind}), and {error}", "Unpack it first") from error
     except (OSError, EOFError) as error:
-        raise ShardError(url, f"it cannot be unpacked: {error}", "Write it again") from error
+        raise ShardError(shown(url), f"it cannot be unpacked: {shown(str(error))}", "Write it again") from error
 
 
 def pack_command(

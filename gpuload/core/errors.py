@@ -7,6 +7,8 @@ torch's loader still catches what it caught there.
 
 from __future__ import annotations
 
+import errno
+import re
 from functools import lru_cache
 from typing import Any
 
@@ -49,21 +51,31 @@ class SampleError(GpuloadError):
     """One sample cannot be delivered.
 
     Attributes: `shard` (file or URL), `sample` (dataset index), `key` (its name inside the shard,
-    or ""), `problem` (what was wrong), `kind` (short name under which it is counted).
+    or ""), `problem` (what was wrong), `kind` (short name under which it is counted), `cure` (what to do).
     """
 
     CURE = 'Repair or remove it, or pass on_error="skip" or "replace" to go on without it'
+    EXHAUSTED_CURE = (
+        "The process is out of memory or of file descriptors, so on_error does not apply: give it more (ulimit -n for "
+        "files), or lower batch_size, prefetch_factor or num_workers"
+    )
 
-    def __init__(self, shard: str, sample: Any, key: str, problem: str, kind: str = "SampleError"):
+    def __init__(self, shard: str, sample: Any, key: str, problem: str, kind: str = "SampleError", cure: str = CURE):
         self.shard, self.sample, self.key, self.problem, self.kind = shard, sample, key, problem, kind
-        where = f"sample {sample}" + (f" ({key})" if key and key != shard else "") + f" in {shard}"
-        super().__init__(f"{where}: {problem}. {self.CURE}")
+        self.cure = cure
+        super().__init__(f"{self.where}: {problem}. {cure}")
+
+    @property
+    def where(self) -> str:
+        """The sample, its key and its shard, in words."""
+        named = f" ({self.key})" if self.key and self.key != self.shard else ""
+        return f"sample {self.sample}{named} in {self.shard}"
 
     def __str__(self) -> str:  # a foreign class in the bases (OSError, KeyError) would format args its own way
         return self.args[0] if self.args else self.problem
 
     def __reduce__(self):
-        return (SampleError, (self.shard, self.sample, self.key, self.problem, self.kind))
+        return (SampleError, (self.shard, self.sample, self.key, self.problem, self.kind, self.cure))
 
 
 def sample_error(shard: str, sample: Any, key: str, cause: BaseException) -> SampleError:
@@ -72,12 +84,29 @@ def sample_error(shard: str, sample: Any, key: str, cause: BaseException) -> Sam
     A cause that is a SampleError already keeps its shard and key, which say more than those of what wraps it.
     """
     if isinstance(cause, SampleError):
-        return type(cause)(cause.shard, sample, cause.key, cause.problem, cause.kind)
+        return type(cause)(cause.shard, sample, cause.key, cause.problem, cause.kind, cause.cure)
     cls = _also_a(type(cause))  # type: ignore[arg-type]  # mypy takes metaclass type for unhashable
     name = type(cause).__name__
-    text = str(cause) or name
+    text = _BUFFER.sub("", str(cause)) or name
     problem = text if name in text or isinstance(cause, GpuloadError) else f"{name}: {text}"
-    return cls(shard, sample, key, problem, name)
+    return cls(shard, sample, key, problem, name, SampleError.EXHAUSTED_CURE if exhausted(cause) else SampleError.CURE)
+
+
+_BUFFER = re.compile(r"\s*<_io\.BytesIO object at 0x[0-9A-Fa-f]+>")
+"""What Pillow names instead of a file: another text each time for the same sample."""
+
+
+def exhausted(error: BaseException | None) -> bool:
+    """Whether the process ran out of memory or file descriptors, by `error` or its causes: no sample is at fault."""
+    seen: list[BaseException] = []
+    while error is not None and not any(error is other for other in seen):
+        if isinstance(error, MemoryError):
+            return True
+        if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOMEM):
+            return True
+        seen.append(error)
+        error = error.__cause__
+    return False
 
 
 @lru_cache(maxsize=256)

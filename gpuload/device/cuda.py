@@ -69,10 +69,10 @@ class TorchRuntime:
 class CudaDevice:
     """device="cuda:N"."""
 
-    def __init__(self, device: torch.device, *, rows: int, keep: int, runtime: Any = None):
+    def __init__(self, device: torch.device, *, keep: int, runtime: Any = None):
         self.name = str(device)
         self._runtime = runtime or TorchRuntime(device)
-        self._images = ImagePool(rows=rows, keep=keep, allocate=self._runtime.allocate)
+        self._images = ImagePool(keep=keep, allocate=self._runtime.allocate)
         self._stream = self._runtime.new_stream()
         self._copying: deque[tuple[Any, list[torch.Tensor]]] = deque()
         self._lock = threading.Lock()  # several decode threads may finish batches at once
@@ -139,8 +139,8 @@ def resolve(device: Any) -> torch.device:
     return torch.device("cuda", index)
 
 
-def make_device(device: torch.device, *, rows: int, keep: int, pinned: bool) -> Device:
-    """The Device for batches of up to `rows` images, with `keep` free blocks of image memory kept."""
+def make_device(device: torch.device, *, keep: int, pinned: bool) -> Device:
+    """The Device, with `keep` free blocks of image memory kept."""
     if device.type == "cuda":
-        return CudaDevice(device, rows=rows, keep=keep)
-    return HostDevice(rows=rows, keep=keep, pinned=pinned)
+        return CudaDevice(device, keep=keep)
+    return HostDevice(keep=keep, pinned=pinned)

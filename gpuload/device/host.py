@@ -49,41 +49,53 @@ class Device(Protocol):
 
 
 class ImagePool:
-    """Image memory for batches of up to `rows` images of one spec."""
+    """Image memory, a pool a spec. Its blocks are as large as the largest batch so far: nobody need say beforehand."""
 
-    def __init__(self, *, rows: int, keep: int, allocate: Callable[[int], np.ndarray] = pageable):
-        self._rows, self._keep, self._allocate = rows, keep, allocate
+    def __init__(self, *, keep: int, allocate: Callable[[int], np.ndarray] = pageable):
+        self._keep, self._allocate = keep, allocate
         self._pools: dict[TensorSpec, HostMemory] = {}
 
     def take(self, spec: TensorSpec, rows: int) -> ImageMemory:
-        channels, height, width = spec.shape
-        bits = np.dtype(_BITS[spec.dtype])
-        per_image = channels * height * width * bits.itemsize
+        nbytes = image_bytes(spec) * rows
         pool = self._pools.get(spec)
-        if pool is None:
-            made = HostMemory(per_image * self._rows, keep=self._keep, allocate=self._allocate)
-            pool = self._pools.setdefault(spec, made)
-        block = pool.take() if rows <= self._rows else self._allocate(per_image * rows)
-        flat = block[: per_image * rows].view(bits)
-        tensor = torch.from_numpy(flat)
-        if spec.dtype in ("float16", "bfloat16"):
-            tensor = tensor.view(getattr(torch, spec.dtype))
-        if spec.channels_last:
-            array = flat.reshape(rows, height, width, channels).transpose(0, 3, 1, 2)
-            return ImageMemory(array, tensor.view(rows, height, width, channels).permute(0, 3, 1, 2))
-        return ImageMemory(flat.reshape(rows, *spec.shape), tensor.view(rows, *spec.shape))
+        if pool is None or pool.nbytes < nbytes:  # two threads may both make one: the loser's block is simply dropped
+            pool = self._pools[spec] = HostMemory(nbytes, keep=self._keep, allocate=self._allocate)
+        return shaped(torch.from_numpy(pool.take()[:nbytes]), spec, rows)
+
+
+def image_bytes(spec: TensorSpec) -> int:
+    """Bytes of one image."""
+    channels, height, width = spec.shape
+    return channels * height * width * np.dtype(_BITS[spec.dtype]).itemsize
+
+
+def shaped(memory: torch.Tensor, spec: TensorSpec, rows: int) -> ImageMemory:
+    """`rows` images over a tensor of bytes: uint8 (rows * image_bytes(spec),)."""
+    channels, height, width = spec.shape
+    tensor = memory.view(getattr(torch, spec.dtype))
+    array = memory.numpy().view(_BITS[spec.dtype])
+    if spec.channels_last:
+        order = (rows, height, width, channels)
+        return ImageMemory(array.reshape(order).transpose(0, 3, 1, 2), tensor.view(order).permute(0, 3, 1, 2))
+    return ImageMemory(array.reshape(rows, *spec.shape), tensor.view(rows, *spec.shape))
 
 
 class HostDevice:
-    """device="cpu". pinned: batches lie in page-locked memory, so that `.to("cuda", non_blocking=True)` overlaps."""
+    """device="cpu". pinned: batches lie in page-locked memory, so that `.to("cuda", non_blocking=True)` overlaps.
+
+    Pinned memory is torch's own: its allocator knows of the copies that a user starts, and gives a block out again
+    only when they are done; a pool of ours would not (tests/device/test_memory.py).
+    """
 
     name = "cpu"
 
-    def __init__(self, *, rows: int, keep: int, pinned: bool = False):
+    def __init__(self, *, keep: int, pinned: bool = False):
         self._pinned = pinned
-        self._images = ImagePool(rows=rows, keep=keep, allocate=page_locked if pinned else pageable)
+        self._images = ImagePool(keep=keep)
 
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory:
+        if self._pinned:
+            return shaped(torch.empty(image_bytes(spec) * rows, dtype=torch.uint8, pin_memory=True), spec, rows)
         return self._images.take(spec, rows)
 
     def send(self, batch: Any) -> Any:

@@ -41,7 +41,7 @@ class HostMemory:
     """
 
     def __init__(self, nbytes: int, *, keep: int, allocate: Callable[[int], np.ndarray] = pageable):
-        self._nbytes, self._allocate = nbytes, allocate
+        self.nbytes, self._allocate = nbytes, allocate
         self._free: deque[np.ndarray] = deque(maxlen=keep)
 
     def take(self) -> np.ndarray:
@@ -49,9 +49,9 @@ class HostMemory:
         try:
             block = self._free.pop()
         except IndexError:
-            block = self._allocate(self._nbytes)
+            block = self._allocate(self.nbytes)
         holder: Any = _Lease(block, self._free)
         return np.asarray(holder)
 
     def __repr__(self) -> str:
-        return f"HostMemory({self._nbytes:,} bytes, {len(self._free)} free)"
+        return f"HostMemory({self.nbytes:,} bytes, {len(self._free)} free)"

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+import torch
+
 
 @dataclass(frozen=True)
 class GpuStatus:
@@ -29,12 +31,13 @@ def _nvml() -> Any:
 
 
 def gpu_status(index: int) -> GpuStatus | None:
-    """Of the GPU with this index, None where NVML is missing or does not answer."""
+    """Of the GPU with this CUDA index, None where NVML is missing or does not answer."""
     nvml = _nvml()
     if nvml is None:
         return None
     try:
-        handle = nvml.nvmlDeviceGetHandleByIndex(index)
+        uuid = str(torch.cuda.get_device_properties(index).uuid)  # NVML knows nothing of CUDA_VISIBLE_DEVICES
+        handle = nvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
         busy = nvml.nvmlDeviceGetUtilizationRates(handle).gpu
         return GpuStatus(busy / 100, int(nvml.nvmlDeviceGetMemoryInfo(handle).used))
     except nvml.NVMLError:

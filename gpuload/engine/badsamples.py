@@ -76,6 +76,10 @@ def _clear_callers(frame: FrameType) -> None:
 class BadSamples:
     """The log of one loader. Thread-safe; the file is made with the first bad sample and holds a JSON object a line.
 
+    A sample is listed once, when it is met first, and counted each time. The first one that is left out or replaced is
+    told by a warning: a run that goes on must not be taken for one without bad samples. The file stays when loader and
+    process are gone, for whoever repairs the data; removing it is the user's.
+
     Opened for appending and written a line at a time, so that a fork's lines don't tear its parent's. Where it cannot
     be written a warning says so, once; the counts go on.
     """
@@ -84,10 +88,12 @@ class BadSamples:
         self._lock = threading.Lock()
         self._counts: Counter[str] = Counter()
         self._path: str | None = None
-        self._unwritable = False
+        self._unwritable = self._told = False
+        self._listed: set[int] = set()  # hashes: a data set may be bad throughout, and its names long
         _LOGS.add(self)
 
     def add(self, error: SampleError, *, epoch: int, batch: int, policy: str) -> None:
+        """Count the sample, and list it if it is a new one. policy: what is done about it."""
         line = {
             "epoch": epoch,
             "batch": batch,
@@ -98,10 +104,21 @@ class BadSamples:
             "problem": error.problem,
             "policy": policy,
         }
+        identity = hash((str(error.shard), str(error.sample), str(error.key)))
         with self._lock:
             self._counts[error.kind] += 1
-            if not self._unwritable:
-                self._write(json.dumps(line) + "\n")
+            if not self._unwritable and identity not in self._listed:
+                self._listed.add(identity)
+                self._write(json.dumps(line, default=repr) + "\n")  # keys and samples are whatever the data set says
+            tell, self._told = policy != "raise" and not self._told, self._told or policy != "raise"
+        if tell:
+            listed = f" and listed in {self._path}" if self._path else ""
+            done = "left out" if policy == "skip" else "replaced by a neighbour"
+            warnings.warn(
+                f"bad samples are {done} (on_error={policy!r}). The first is {error.where}: {error.problem}. This is "
+                f"said once a loader; all are counted in stats().errors{listed}",
+                stacklevel=2,
+            )
 
     def _write(self, line: str) -> None:
         try:

@@ -6,6 +6,7 @@ loader and iterators is gone. After a fork the child makes its own.
 
 from __future__ import annotations
 
+import atexit
 import os
 import weakref
 from collections.abc import Callable
@@ -21,7 +22,8 @@ from gpuload.engine.work import Meters, Work
 class Engine:
     """threads: decode threads, 0 for all work in the caller's. prepare: runs first in each decode thread.
 
-    close: frees what the work holds (files, decoder), after the threads have ended.
+    close: frees what the work holds (files, decoder); runs while the threads end, as they may be waiting for what it
+    closes.
     """
 
     def __init__(
@@ -35,7 +37,10 @@ class Engine:
                 ThreadPool("decode", work.decoder.callers(threads), meter=work.meters.decode, prepare=prepare),
             )
         self._pools = pools
+        self._close = close
         self._finalizer = weakref.finalize(self, _close, pools, close, self.pid)
+        self._finalizer.atexit = False  # `_close_all` below does it for all engines at once
+        _LIVE.add(self)
 
     def start(self, *, epoch: int, depth: int, in_order: bool) -> Flow | InlineFlow:
         """A flow for one epoch, with counters of its own: an earlier flow's last tasks don't count into this one's."""
@@ -65,5 +70,18 @@ class Engine:
 def _close(pools: tuple[ThreadPool, ...], close: Callable[[], None], pid: int) -> None:
     if pid != os.getpid():
         return
-    close_pools(*pools)
-    close()
+    if pools:
+        close_pools(*pools, beside=(close,))
+    else:
+        close()
+
+
+_LIVE: weakref.WeakSet[Engine] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    """At interpreter exit: all engines in the time of one, and before `threads.py` would stop their pools alone."""
+    mine = [engine for engine in list(_LIVE) if not engine.forked and engine._finalizer.detach() is not None]
+    if mine:
+        close_pools(*(pool for engine in mine for pool in engine._pools), beside=[engine._close for engine in mine])

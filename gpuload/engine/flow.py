@@ -8,8 +8,10 @@ Owns the queue discipline. Rules:
    there are fetch threads, and where nothing lies ahead one batch is let in, so that a large one stops nothing.
 3. All threads work on the oldest batch that has work, so the first batch is as early as it can be.
 4. A cancelled flow's tasks end without touching anything; nobody waits for them.
-5. An error leaves without its frames' variables: they hold the batch's memory, and the error would hold them. So the
-   frames that are still running then, those of a task's outermost method and `_done`, have no such variable.
+5. An error of a thread leaves without its frames' variables: they hold the batch's memory, and the error would hold
+   them. So the frames that are still running then, those of a task's outermost method and `_done`, have no such
+   variable. Inline an error keeps its frames, for the debugger of whoever is there.
+6. A batch whose task gets no thread has that as its error: nobody waits for it.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
@@ -26,7 +28,7 @@ from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import EpochCancelledError
 from gpuload.engine.badsamples import forget_locals
 from gpuload.engine.threads import ThreadPool
-from gpuload.engine.work import Filling, Finished, Work
+from gpuload.engine.work import Filling, Finished, Tally, Work
 
 _RANKS = itertools.count()
 """A batch's rank in its pools is when it was let in: the oldest first, and no flow before another's older ones."""
@@ -61,6 +63,7 @@ class Flow:
     cancelled: bool = False
     _largest: int = 0
     _fetching: int = 0
+    _tally: Tally = field(default_factory=Tally)
     _planned: deque[BatchPlan] = field(default_factory=deque)
     _active: list[_InFlight] = field(default_factory=list)
     _change: threading.Condition = field(default_factory=threading.Condition)
@@ -96,8 +99,9 @@ class Flow:
                     raise _closed()
                 candidates = self._active[:1] if self.in_order else self._active
                 batch = next((b for b in candidates if b.finished is not None), None)
-                if batch is not None:
+                if batch is not None and batch.finished is not None:
                     self._active.remove(batch)
+                    self._tally.add(batch.finished)
                     break
                 if not self._active and not self._planned:
                     raise IndexError("take from a flow without outstanding batches")
@@ -108,6 +112,10 @@ class Flow:
         self._admit()
         assert batch.finished is not None
         return batch.finished
+
+    def check_delivered(self) -> None:
+        """At the end of the epoch: raise GpuloadError, once, if it had samples and every one was left out."""
+        self._tally.check(self.epoch, self.work.bad)
 
     def cancel(self) -> None:
         """Drop everything not yet taken. Idempotent; waits for nothing."""
@@ -127,15 +135,23 @@ class Flow:
         return bounded or not (self.nbytes or self._fetching)
 
     def _admit(self) -> None:
-        admitted = []
+        """Let in what there is room for."""
+        while (batch := self._let_in()) is not None:
+            try:
+                self.fetchers.submit(partial(self._fetch, batch), rank=batch.rank)
+            except RuntimeError as error:  # no thread to be had
+                with self._change:
+                    self._fetching -= 1
+                self._settle(batch, Finished(batch.plan.number, 0, error=error))
+
+    def _let_in(self) -> _InFlight | None:
         with self._change:
-            while self._planned and not self.cancelled and self._room():
-                batch = _InFlight(self._planned.popleft(), next(_RANKS))
-                self._active.append(batch)
-                self._fetching += 1
-                admitted.append(batch)
-        for batch in admitted:
-            self.fetchers.submit(partial(self._fetch, batch), rank=batch.rank)
+            if not self._planned or self.cancelled or not self._room():
+                return None
+            batch = _InFlight(self._planned.popleft(), next(_RANKS))
+            self._active.append(batch)
+            self._fetching += 1
+            return batch
 
     def _fetch(self, batch: _InFlight) -> None:
         if self.cancelled:
@@ -185,6 +201,10 @@ class Flow:
         return self.work.finish(filling) if last else None
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
+        self._settle(batch, finished)
+        self._admit()
+
+    def _settle(self, batch: _InFlight, finished: Finished) -> None:
         if finished.error is not None:
             forget_locals(finished.error)
         with self._change:
@@ -192,7 +212,6 @@ class Flow:
                 batch.finished, batch.filling = finished, None
                 self.nbytes -= batch.nbytes
             self._change.notify_all()
-        self._admit()
 
 
 def _closed() -> EpochCancelledError:
@@ -208,6 +227,7 @@ class InlineFlow:
     ready: int = 0
     nbytes: int = 0
     cancelled: bool = False
+    _tally: Tally = field(default_factory=Tally)
     _planned: deque[BatchPlan] = field(default_factory=deque)
 
     def put(self, plan: BatchPlan) -> None:
@@ -223,11 +243,10 @@ class InlineFlow:
         plan = self._planned.popleft()
         try:
             finished = self._made(plan)
-        except BaseException as error:
-            forget_locals(error)
+        except BaseException:
+            self._tally.told += 1
             raise
-        if finished.error is not None:
-            forget_locals(finished.error)
+        self._tally.add(finished)
         return finished
 
     def _made(self, plan: BatchPlan) -> Finished:
@@ -236,6 +255,10 @@ class InlineFlow:
         for start in range(0, len(plan), step):
             self.work.decode(filling, range(start, min(start + step, len(plan))))
         return self.work.finish(filling)
+
+    def check_delivered(self) -> None:
+        """As Flow's."""
+        self._tally.check(self.epoch, self.work.bad)
 
     def cancel(self) -> None:
         self.cancelled = True

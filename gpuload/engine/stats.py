@@ -34,8 +34,8 @@ class StageStats:
 class Stats:
     """A snapshot of the current (or last) epoch of one loader.
 
-    path: "accelerated" or "torch". elapsed_s: from the first request to the last batch handed over.
-    images_per_s: images / elapsed_s. first_batch_s: wait for the first batch, None before it.
+    path: "accelerated" or "torch"; reasons: why torch's. elapsed_s: from the first request to the last batch handed
+    over. images_per_s: images / elapsed_s. first_batch_s: wait for the first batch, None before it.
     consumer_wait_s: seconds the training loop stood in `next()`; starved: its share of elapsed_s, 0 to 1,
     the first batch's wait included. ready: batches finished and not yet handed over. bytes_in_flight: encoded
     bytes read and not yet decoded. decoders: images by decoder. errors: bad samples by kind, since the loader
@@ -43,6 +43,7 @@ class Stats:
     """
 
     path: str
+    reasons: tuple[str, ...] = ()
     epoch: int = 0
     elapsed_s: float = 0.0
     images: int = 0
@@ -73,6 +74,7 @@ def _text(stats: Stats) -> str:
         + ("not yet" if stats.first_batch_s is None else f"{stats.first_batch_s:.2f} s")
         + f"   ready {stats.ready}   in flight {size(stats.bytes_in_flight)}",
     ]
+    lines += [f"not accelerated: {reason}" for reason in stats.reasons]
     if stats.gpu_utilisation is not None:
         memory = "" if stats.gpu_memory_bytes is None else f"   GPU memory {size(stats.gpu_memory_bytes)}"
         lines.append(f"GPU busy {percent(stats.gpu_utilisation)}{memory}")

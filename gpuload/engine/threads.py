@@ -7,7 +7,8 @@ garbage-collected (the threads hold only `_State`, never the owner), or at inter
    nothing in a process that it was not made in.
 2. A finalizer may run in the middle of any line, of one of the pool's own threads too: locks are re-entrant, and a
    thread waits neither for itself nor for its colleagues, who may wait for what it holds.
-3. Stopping waits for STOP_WAIT_S once, however many pools there are and however often it is asked for.
+3. Stopping waits for STOP_WAIT_S once, however many pools there are and however often it is asked for. What else is
+   closed with them has the same time and runs beside: it may be what a thread waits for (a read from a dead server).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import itertools
 import os
 import threading
 import time
+import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuload.config import STOP_WAIT_S
@@ -86,9 +88,12 @@ class ThreadPool:
         thread = threading.Thread(target=_work, args=(state, self._prepare), name=name, daemon=True)
         try:
             thread.start()
-        except RuntimeError:  # the system gives no more: those that there are do the work
+        except RuntimeError as error:  # the system gives no more: those that there are do the work
             if not state.threads:
-                raise
+                raise RuntimeError(
+                    f"{error}: the system refuses the first of gpuload's {self.name} threads. Raise the limit on "
+                    "processes (ulimit -u, a container's pids limit), or pass num_workers=0"
+                ) from error
         else:
             state.threads.append(thread)
 
@@ -101,14 +106,17 @@ class ThreadPool:
         return f"ThreadPool({self.name}, {len(state.threads)}/{self.size} threads, {len(state.tasks)} queued)"
 
 
-def close_pools(*pools: ThreadPool) -> None:
-    """Close them all, waiting no longer than for one."""
-    _stop(tuple(pool._state for pool in pools))
+def close_pools(*pools: ThreadPool, beside: Sequence[Task] = ()) -> None:
+    """Close them all and run `beside`, each in a thread of its own, waiting no longer than for one pool."""
+    _stop(tuple(pool._state for pool in pools), beside)
 
 
 def _work(state: _State, prepare: Task | None) -> None:
     if prepare is not None:
-        prepare()
+        try:
+            prepare()
+        except Exception as error:  # a thread that ended here would leave its tasks to nobody
+            warnings.warn(f"{threading.current_thread().name} works unprepared: {error}", stacklevel=1)
     while True:
         began = time.perf_counter()
         with state.wake:
@@ -125,22 +133,35 @@ def _work(state: _State, prepare: Task | None) -> None:
         del task  # it may hold the last reference to a batch: not to be kept while waiting for the next
 
 
-def _stop(states: tuple[_State, ...]) -> None:
+def _stop(states: tuple[_State, ...], beside: Sequence[Task] = ()) -> None:
     mine = [state for state in states if state.pid == os.getpid()]
     for state in mine:
         with state.wake:
             state.stopping = True
             state.tasks.clear()
             state.wake.notify_all()
+    until = time.monotonic() + STOP_WAIT_S
+    others = [thread for task in beside if (thread := _begun(task)) is not None]
     here = threading.current_thread()
     if any(here in state.threads for state in mine):
         return
-    until = time.monotonic() + STOP_WAIT_S
     for state in mine:
         if not state.waited:
             state.waited = True
-            for thread in state.threads:
-                thread.join(max(0.0, until - time.monotonic()))
+            others += state.threads
+    for thread in others:
+        thread.join(max(0.0, until - time.monotonic()))
+
+
+def _begun(task: Task) -> threading.Thread | None:
+    """A thread that runs `task`; None where there is none to be had and it has been run here."""
+    thread = threading.Thread(target=task, name="gpuload-close", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        task()
+        return None
+    return thread
 
 
 @atexit.register

@@ -18,7 +18,7 @@ from gpuload.augment import params
 from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.run import finish_rows, store_rows
 from gpuload.core.batch import BatchPlan, EncodedBatch, TensorSpec
-from gpuload.core.errors import SampleError, sample_error
+from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_error
 from gpuload.core.protocols import Decoder, Source
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
 from gpuload.engine.stats import Meter
@@ -33,6 +33,31 @@ class Finished:
     sent: Any = None
     error: BaseException | None = None
     empty: bool = False  # every sample was left out: nothing is delivered
+
+
+@dataclass
+class Tally:
+    """What became of an epoch's batches, counted as the consumer takes them."""
+
+    told: int = 0  # delivered, or raised in the consumer's face
+    empty: int = 0
+
+    def add(self, finished: Finished) -> None:
+        if finished.empty:
+            self.empty += 1
+        else:
+            self.told += 1
+
+    def check(self, epoch: int, bad: BadSamples) -> None:
+        """Raise GpuloadError, once, if there were batches and all of them were empty."""
+        empty, self.empty = self.empty, 0
+        if empty and not self.told:
+            kinds = ", ".join(f"{kind}: {count}" for kind, count in bad.counts().items())
+            raise GpuloadError(
+                f'epoch {epoch} delivered nothing: on_error="skip" left out every sample of its {empty} batches '
+                f"({kinds} since the loader was made; listed in {bad.path}). If it is not the data, an operation of "
+                'the transform fails on every image: on_error="raise" shows where'
+            )
 
 
 @dataclass
@@ -116,11 +141,15 @@ class Work:
         began = time.perf_counter()
         plan = filling.plan
         errors = self._named(filling)
-        for error in errors:
-            self.bad.add(error, epoch=filling.epoch, batch=plan.number, policy=self.on_error)
+        # Without memory or files good samples fail too: leaving them out would pass for a smaller data set.
+        errors.sort(key=lambda error: not exhausted(error.__cause__))
         keep = rows_to_keep(len(plan), set(filling.failures), self.on_error)
         lost = len(keep) == 0 and len(plan) > 0  # every sample is bad
-        if errors and (self.on_error == "raise" or (self.on_error == "replace" and lost)):
+        unavoidable = bool(errors) and (exhausted(errors[0].__cause__) or (lost and self.on_error == "replace"))
+        policy = "raise" if unavoidable else self.on_error
+        for error in errors:
+            self.bad.add(error, epoch=filling.epoch, batch=plan.number, policy=policy)
+        if errors and policy == "raise":
             for error in errors[1:]:
                 forget_frames(error)
             return Finished(plan.number, 0, error=errors[0])

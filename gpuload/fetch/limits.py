@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from gpuload.core.retry import ATTEMPTS, BACKOFF_S
+
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -43,6 +45,6 @@ class RemoteLimits:
     max_ranges: int = 64
     max_bytes: int = 256 * MIB
     timeout_s: float = 60.0
-    attempts: int = 4
-    backoff_s: float = 0.2
+    attempts: int = ATTEMPTS
+    backoff_s: float = BACKOFF_S
     threads: int = 8

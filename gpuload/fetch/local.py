@@ -21,10 +21,11 @@ from typing import Any
 import numpy as np
 
 from gpuload.core.batch import EncodedBatch
+from gpuload.core.location import local_path
+from gpuload.core.threads import DaemonPool
 from gpuload.fetch.coalesce import ReadPlan, coalesce, with_sizes
 from gpuload.fetch.limits import LocalLimits
 from gpuload.fetch.open_files import OpenFile, OpenFiles
-from gpuload.fetch.threads import DaemonPool
 
 CHUNK_RANGES = 16
 """Ranges one thread takes at a time: few enough to share a batch of 64, many enough to measure their time."""
@@ -33,15 +34,6 @@ SLOW_RANGE_S, SLOW_BYTES_PER_S = 150e-6, 0.5e9
 """Slower than both together is not the page cache (warm on Zen 4: 12 us a file, 7 GB/s)."""
 
 Range = tuple[int, int, int, int, int, int, bool]
-
-
-def is_local(url: str) -> bool:
-    """Whether `url` names a file of this machine: a path or file://."""
-    return "://" not in url or (url.startswith("file://") and "::" not in url)
-
-
-def local_path(url: str) -> str:
-    return url[len("file://") :] if url.startswith("file://") else url
 
 
 class LocalReader:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from gpuload.core.location import is_local
 from gpuload.core.protocols import RangeReader
-from gpuload.fetch.local import LocalReader, is_local
+from gpuload.fetch.local import LocalReader
 from gpuload.fetch.remote import RemoteReader
 
-__all__ = ["LocalReader", "RemoteReader", "is_local", "reader_for"]
+__all__ = ["LocalReader", "RemoteReader", "reader_for"]
 
 
 def reader_for(urls: Iterable[str], *, storage_options: Mapping[str, Any] | None = None) -> RangeReader:

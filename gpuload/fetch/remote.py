@@ -1,7 +1,7 @@
 """D. Files behind fsspec URLs: several ranges in flight on one event-loop thread, bounded, retried, never hanging.
 
 Owns the loop, the file systems opened on it, and the limits on what is in flight. Which ranges are read is
-coalesce.py's; which errors are worth another attempt is retry.py's.
+coalesce.py's; which errors are worth another attempt is core/retry.py's.
 
 Concurrency:
 1. Everything but `read` and `close` runs on the loop's thread. A file system without an asynchronous implementation
@@ -29,11 +29,12 @@ import numpy as np
 from fsspec.core import split_protocol, url_to_fs
 
 from gpuload.core.batch import EncodedBatch
+from gpuload.core.location import shown
+from gpuload.core.retry import backoff_s, is_transient
+from gpuload.core.threads import DaemonPool
 from gpuload.fetch.coalesce import ReadPlan, coalesce, with_sizes
 from gpuload.fetch.limits import RemoteLimits
 from gpuload.fetch.local import fail_beyond
-from gpuload.fetch.retry import backoff_s, is_transient
-from gpuload.fetch.threads import DaemonPool
 
 
 class RemoteReader:
@@ -54,7 +55,7 @@ class RemoteReader:
         self._thread.start()
         self._pid = os.getpid()
         self._closed = False
-        self._finalizer = weakref.finalize(self, _stop, self._loop, self._pid)
+        self._finalizer = weakref.finalize(self, _stop, self._loop, self._thread, self._systems, self._pid)
 
     def read(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:
         """The bytes of refs: SAMPLE_REF (n,). What every attempt failed to read is in `failures`, row by row."""
@@ -80,11 +81,7 @@ class RemoteReader:
             self._closed = True
             return
         self._closed = True
-        if self._thread.is_alive() and self._thread is not threading.current_thread():
-            ending = asyncio.run_coroutine_threadsafe(self._end(), self._loop)
-            concurrent.futures.wait([ending], timeout=1.0)
         self._finalizer()
-        self._thread.join(0.5)
         self._pool.close(timeout_s=0.3)
 
     def __repr__(self) -> str:
@@ -106,8 +103,10 @@ class RemoteReader:
             try:
                 async with self._flight.of(length):
                     part = await self._attempts(url, offset, length)
+                    if whole:
+                        self._flight.whole_file(len(part))
             except Exception as error:  # any library's: a row's failure, never its neighbours'
-                failure = error if isinstance(error, OSError) else _as_os_error(url, error)
+                failure = _as_os_error(url, error)
                 failures.update(dict.fromkeys(plan.rows[first:stop].tolist(), failure))
                 return
             if whole:
@@ -115,7 +114,7 @@ class RemoteReader:
                 return
             data[at : at + len(part)] = np.frombuffer(part, np.uint8)
             if len(part) < length:
-                fail_beyond(plan, len(part), url, offset, at, first, stop, failures)
+                fail_beyond(plan, len(part), shown(url), offset, at, first, stop, failures)
 
         await asyncio.gather(*(serve(number, item) for number, item in enumerate(plan.ranges.tolist())))
         if plan.ranges["whole"].any():
@@ -136,7 +135,7 @@ class RemoteReader:
             except asyncio.TimeoutError:
                 if last:
                     problem = f"no answer within {self.limits.timeout_s:g} s, {self.limits.attempts} times"
-                    raise TimeoutError(errno.ETIMEDOUT, problem, url) from None
+                    raise TimeoutError(errno.ETIMEDOUT, problem, shown(url)) from None
             except Exception as error:
                 if last or not is_transient(error):
                     raise
@@ -153,7 +152,7 @@ class RemoteReader:
             part = await self._on_a_thread(lambda: system.cat_file(path, start=start, end=end))
         if end is not None and len(part) > length:
             problem = f"{len(part)} bytes came where {length} were asked for: the server ignores ranges. Serve the data"
-            raise OSError(errno.EOPNOTSUPP, f"{problem} with one that knows them, or copy it to local disk", url)
+            raise OSError(errno.EOPNOTSUPP, f"{problem} with one that knows them, or copy it to local disk", shown(url))
         return bytes(part) if not isinstance(part, bytes) else part
 
     async def _system(self, url: str) -> Any:
@@ -190,31 +189,31 @@ class RemoteReader:
             raise RuntimeError(f"{self!r} is closed")
         return await answer
 
-    async def _end(self) -> None:
-        others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
-        for task in others:
-            task.cancel()
-        await asyncio.wait(others, timeout=0.4) if others else None
-        for system in self._systems.values():
-            session = getattr(system, "_session", None) or getattr(system, "_s3", None)
-            closing = session.close() if session is not None and system.async_impl else None
-            if inspect.isawaitable(closing):
-                await asyncio.wait_for(closing, 0.4)
-
 
 class _Flight:
-    """What may be in flight: so many ranges, so many bytes; a range larger than that flies alone. On the loop only."""
+    """What may be in flight: so many ranges, so many bytes; a range larger than that flies alone. On the loop only.
+
+    A whole file's length is not known before it is here, and asking costs a round trip: it counts as the largest that
+    came so far, and as its share of the limits at least.
+    """
 
     def __init__(self, max_ranges: int, max_bytes: int):
         self._max_ranges, self._max_bytes = max_ranges, max_bytes
+        self._largest = max(1, max_bytes // max_ranges)
         self.ranges = self.bytes = 0
         self._landed = asyncio.Condition()
 
     @asynccontextmanager
     async def of(self, length: int) -> AsyncIterator[None]:
-        size = max(0, min(length, self._max_bytes))  # a whole file's length is not known before it is here
+        size = 0
+
+        def may_start() -> bool:
+            nonlocal size  # anew each time: larger files may have come while this one waited
+            size = min(length if length >= 0 else self._largest, self._max_bytes)
+            return self.ranges < self._max_ranges and self.bytes + size <= self._max_bytes
+
         async with self._landed:
-            await self._landed.wait_for(lambda: self.ranges < self._max_ranges and self.bytes + size <= self._max_bytes)
+            await self._landed.wait_for(may_start)
             self.ranges += 1
             self.bytes += size
         try:
@@ -225,6 +224,10 @@ class _Flight:
             async with self._landed:
                 self._landed.notify_all()
 
+    def whole_file(self, n_bytes: int) -> None:
+        """A whole file came: the next ones may be as large."""
+        self._largest = max(self._largest, n_bytes)
+
 
 def _append(plan: ReadPlan, data: np.ndarray, wholes: dict[int, bytes]) -> tuple[ReadPlan, np.ndarray]:
     numbers = np.flatnonzero(plan.ranges["whole"]).tolist()
@@ -234,8 +237,17 @@ def _append(plan: ReadPlan, data: np.ndarray, wholes: dict[int, bytes]) -> tuple
 
 
 def _as_os_error(url: str, error: Exception) -> OSError:
-    failure = OSError(errno.EIO, f"{type(error).__name__}: {error}", url)
-    failure.__cause__ = error
+    """`error` itself where it is an OSError that names no secret; else one that says the same without it."""
+    text = str(error)
+    public = shown(text)
+    if isinstance(error, OSError) and public == text:
+        return error
+    for kind, number in ((FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES)):
+        if isinstance(error, kind):
+            return kind(number, os.strerror(number), shown(url))
+    failure = OSError(errno.EIO, f"{type(error).__name__}: {public}", shown(url))
+    if public == text:
+        failure.__cause__ = error
     return failure
 
 
@@ -256,6 +268,31 @@ def _run(loop: asyncio.AbstractEventLoop) -> None:
         loop.close()
 
 
-def _stop(loop: asyncio.AbstractEventLoop, pid: int) -> None:
-    if os.getpid() == pid and not loop.is_closed():
-        loop.call_soon_threadsafe(loop.stop)
+def _stop(loop: asyncio.AbstractEventLoop, thread: threading.Thread, systems: Mapping[str, Any], pid: int) -> None:
+    """End the loop: at `close`, when its reader is forgotten, and at exit, where open sessions are complained of."""
+    if os.getpid() != pid or not thread.is_alive() or loop.is_closed():
+        return
+    loop.call_soon_threadsafe(lambda: loop.create_task(_end(loop, systems)))
+    if thread is not threading.current_thread():
+        thread.join(1.5)
+
+
+async def _end(loop: asyncio.AbstractEventLoop, systems: Mapping[str, Any]) -> None:
+    others = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+    for task in others:
+        task.cancel()
+    await asyncio.wait(others, timeout=0.4) if others else None
+    try:
+        await asyncio.wait_for(_close_sessions(systems), 0.4)
+    except Exception:  # any library's: the sockets end with their loop
+        pass
+    finally:
+        loop.stop()
+
+
+async def _close_sessions(systems: Mapping[str, Any]) -> None:
+    for system in systems.values():
+        session = getattr(system, "_session", None) or getattr(system, "_s3", None)
+        closing = session.close() if session is not None and system.async_impl else None
+        if inspect.isawaitable(closing):
+            await closing

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpuload.core.errors import ConfigError, ShardError
-from gpuload.shards.folder import join_folders, scan_folder
+from gpuload.core.location import is_local, shown
+from gpuload.shards.folder import FolderError, join_folders, scan_folder
 from gpuload.shards.manifest import open_manifest
 from gpuload.shards.table import Finding, SampleTable
-from gpuload.shards.urls import Options, expand, filesystem, is_folder, is_local, reading
+from gpuload.shards.urls import Options, asked, expand, is_folder, read_optional
 
 FORMATS = ("auto", "folder", "tar")
 POLICIES = ("raise", "skip")
@@ -60,24 +61,26 @@ def open_catalog(
     if on_error == "raise":
         _raise_first([finding for finding in findings if not finding.note])
     if not len(table):
-        raise ShardError(names[0], "no sample in it" + _and_more(names), "Name data that holds images")
+        raise ShardError(shown(names[0]), "no sample in it" + _and_more(names), "Name data that holds images")
     return Catalog(format, table, classes, findings)
 
 
 def tar_shards(url: str, options: Options) -> list[str]:
-    """The tar files that `url` means: itself, or those in it where it is a folder. Raises ShardError for none."""
+    """The tar files that `url` means: itself, or those in it where it is a folder. Raises FolderError for none."""
     if not is_folder(url, options):
+        if is_local(url) and not os.path.lexists(url) and "." not in os.path.basename(url):  # no file's name
+            raise FolderError(url, "it does not exist", "Check the path")
         return [url]
     shards = _tars_in(url, options)
     if not shards:
-        raise ShardError(url, "no .tar file in this folder", 'Name the shards, or pass format="folder" for images')
+        raise FolderError(url, "no .tar file in it", 'Name the shards, or pass format="folder" for images')
     return shards
 
 
 def choose(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raises ConfigError unless `value` is one of `choices`."""
     if value not in choices:
-        raise ConfigError(f"{name}={value!r} is not known. Use one of {', '.join(map(repr, choices))}")
+        raise ConfigError(f"{name}={value!r} is not known. Use {' or '.join(map(repr, choices))}")
 
 
 def _holds_images(url: str, options: Options) -> bool:
@@ -89,8 +92,8 @@ def _tars_in(url: str, options: Options) -> list[str]:
     if is_local(url):
         names = os.listdir(url)
     else:
-        system, path = filesystem(url, options)
-        names = [name.rstrip("/").rpartition("/")[2] for name in system.ls(path, detail=False)]
+        listed = asked(url, options, lambda system, path: system.ls(path, detail=False))
+        names = [name.rstrip("/").rpartition("/")[2] for name in listed]
     return [f"{prefix}/{name}" for name in sorted(names) if name.endswith(TAR_NAMES) and not name.startswith(".")]
 
 
@@ -101,16 +104,14 @@ def _read_classes(shards: list[str], options: Options) -> tuple[str, ...] | None
         return None
     folder = folders.pop()
     url = f"{folder}/{CLASSES_FILE}" if folder else CLASSES_FILE
-    try:
-        with reading(url, options) as read_at:
-            text = read_at(0, 1 << 26)
-    except OSError:  # nobody promised one
+    text = read_optional(url, options)
+    if text is None:  # nobody promised one
         return None
     try:
         names = json.loads(text)
         return tuple(str(name) for name in names["classes"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ShardError(url, f"no list of class names: {error!r}", 'It should be {"classes": [...]}') from error
+        raise ShardError(shown(url), f"no list of class names: {error!r}", 'It should be {"classes": [...]}') from error
 
 
 def _raise_first(findings: list[Finding]) -> None:
@@ -118,7 +119,7 @@ def _raise_first(findings: list[Finding]) -> None:
         first = findings[0]
         problem = f"sample {first.key}: {first.problem}" if first.key else first.problem
         more = f" (and {len(findings) - 1} more findings)" if len(findings) > 1 else ""
-        raise ShardError(first.shard, problem + more, first.cure)
+        raise ShardError(shown(first.shard), problem + more, first.cure)
 
 
 def _and_more(names: list[str]) -> str:

@@ -9,16 +9,29 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from gpuload.core.errors import ShardError
+from gpuload.core.location import is_local, shown
 from gpuload.core.refs import whole_files
 from gpuload.shards.table import Finding, SampleTable, Strings, join
-from gpuload.shards.urls import Options, filesystem, is_local
+from gpuload.shards.urls import Options, asked
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
 """torchvision.datasets.folder.IMG_EXTENSIONS."""
+
+
+class FolderError(ShardError):
+    """A ShardError about a folder, and so it reads."""
+
+    def __init__(self, url: str, problem: str, cure: str = ""):
+        super().__init__(shown(url), problem, cure)
+        self.args = (f"folder {self.url}: {problem}" + (f". {cure}" if cure else ""),)
+
+    def __reduce__(self):
+        return (FolderError, (self.url, self.problem, self.cure))
 
 
 @dataclass(frozen=True)
@@ -35,16 +48,20 @@ def is_image(name: str) -> bool:
 
 
 def scan_folder(url: str, options: Options) -> Folder:
-    """The samples of one folder. Raises ShardError where it is missing, unreadable or holds no image."""
+    """The samples of one folder. Raises FolderError where it is missing, unreadable or holds no image."""
     try:
         tree = _local_tree(url) if is_local(url) else _remote_tree(url, options)
+    except FileNotFoundError as error:
+        raise FolderError(url, "it does not exist", "Check the path") from error
+    except NotADirectoryError as error:
+        raise FolderError(url, "it is a file", 'Name the folder that holds it, or leave out format="folder"') from error
     except OSError as error:
-        raise ShardError(url, f"the folder cannot be listed: {error}", "Check its path and permissions") from error
+        raise FolderError(url, f"it cannot be listed: {error}", "Check its path and permissions") from error
     classes = sorted(name for name in tree if name)
     loose = tree.get("", [])
     if not any(tree.values()):
         known = ", ".join(IMAGE_EXTENSIONS)
-        raise ShardError(url, f"no image in it (looked for {known})", "Name a folder of images, or of class folders")
+        raise FolderError(url, f"no image in it (looked for {known})", "Name a folder of images, or of class folders")
     if not any(tree[name] for name in classes):
         note = Finding(url, "", f"no class folders: {len(loose)} loose images, all with label 0", note=True)
         return Folder(_table(url, loose, np.zeros(len(loose), np.int64)), None, (note,))
@@ -69,14 +86,14 @@ def scan_folder(url: str, options: Options) -> Folder:
 def join_folders(folders: Sequence[Folder]) -> Folder:
     """Several folders as one data set: labels by the sorted names of all their classes.
 
-    Raises ShardError where some have class folders and others have not.
+    Raises FolderError where some have class folders and others have not.
     """
     if len(folders) == 1:
         return folders[0]
     flat = [folder for folder in folders if folder.classes is None]
     if flat and len(flat) < len(folders):
         first = flat[0].findings[0].shard
-        raise ShardError(first, "it has no class folders, other folders of the list have", "Read them separately")
+        raise FolderError(first, "it has no class folders, other folders of the list have", "Read them separately")
     findings = tuple(finding for folder in folders for finding in folder.findings)
     if flat:
         return Folder(join([folder.table for folder in folders]), None, findings)
@@ -108,14 +125,17 @@ def _local_tree(url: str) -> dict[str, list[str]]:
 
 
 def _remote_tree(url: str, options: Options) -> dict[str, list[str]]:
-    system, top = filesystem(url, options)
-    top = top.rstrip("/")
+    below = asked(url, options, _files_below)
     prefix = url.rstrip("/")
     tree: dict[str, list[str]] = {"": []}
     # A folder's own files come before those of its subfolders, and folders in the order of their paths.
-    relative = sorted((path[len(top) + 1 :].rpartition("/") for path in system.find(top)), key=lambda p: (p[0], p[2]))
-    for folder, slash, name in relative:
+    for folder, slash, name in sorted((path.rpartition("/") for path in below), key=lambda p: (p[0], p[2])):
         images = tree.setdefault(folder.split("/")[0], [])
         if is_image(name):
             images.append(f"{prefix}/{folder}{slash}{name}")
     return tree
+
+
+def _files_below(system: Any, top: str) -> list[str]:
+    top = top.rstrip("/")
+    return [path[len(top) + 1 :] for path in system.find(top)]

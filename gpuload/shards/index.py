@@ -2,7 +2,7 @@
 
 Owns where an index lies and whether it still fits its shard (size and time or etag). Making the table is the
 format's. An index that is stale, damaged or of another version is made again; one that cannot be stored anywhere
-costs the next start the same work.
+costs the next start the same work, as does one of a shard whose versions its server does not tell apart.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.core.location import is_local
 from gpuload.shards.array_file import Arrays, read_arrays, write_arrays
 from gpuload.shards.table import Finding, SampleTable, Strings
 from gpuload.shards.tar import ShardScan, scan_tar
-from gpuload.shards.urls import Options, Stamp, is_local
+from gpuload.shards.urls import Options, Stamp
 
 SUFFIX = ".gpuload"
 
@@ -37,6 +38,8 @@ def index_paths(url: str) -> list[str]:
 
 def open_index(url: str, stamp: Stamp, options: Options, *, rebuild: bool = False) -> ShardScan:
     """The shard's samples, from its index where that still fits, else from its headers. Raises ShardError."""
+    if not stamp.version:
+        return scan_tar(url, stamp.size, options)
     meta = {"kind": "index", "stamp": str(stamp)}
     if not rebuild:
         for path in index_paths(url):

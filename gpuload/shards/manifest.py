@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import replace
 
 from gpuload.core.errors import ShardError
+from gpuload.core.location import is_local, shown
+from gpuload.core.threads import ask_all
 from gpuload.shards.array_file import read_arrays
 from gpuload.shards.index import cache_dir, from_arrays, open_index, store, to_arrays
 from gpuload.shards.table import Finding, join
 from gpuload.shards.tar import ShardScan
-from gpuload.shards.urls import Options, Stamp, is_local, stamps
+from gpuload.shards.urls import Options, Stamp, stamps
 
 BUILD_THREADS = 8
 """Indexing waits for disks and servers, and holds the GIL in between: 8 hide the waiting, more add nothing."""
@@ -51,7 +53,8 @@ def open_manifest(
     """All samples of these shards, in order. `on_shard` hears of each shard that was indexed.
 
     Raises ShardError for a shard that cannot be read or is no tar; tolerant: it becomes a finding, and as long as
-    there is one, no manifest is kept. One shard's index is its own manifest.
+    there is one, no manifest is kept. One shard's index is its own manifest. Shards whose server tells neither time
+    nor etag are indexed anew each time, and a warning says so.
     """
     unusable: list[ShardError] = []
     found_stamps = stamps(urls, options, failed=unusable if tolerant else None)
@@ -59,7 +62,8 @@ def open_manifest(
     versions = [version for version in found_stamps if version is not None]
     names = [os.path.basename(url) for url in urls]
     meta = {"kind": "manifest", "names": names, "stamps": [str(version) for version in versions]}
-    if len(urls) > 1 and not rebuild:
+    kept = _tell_versions(urls, versions) and len(urls) > 1
+    if kept and not rebuild:
         for path in manifest_paths(urls):
             found = read_arrays(path)
             if found is not None and {name: found.meta.get(name) for name in meta} == meta:
@@ -72,9 +76,22 @@ def open_manifest(
     if unusable:
         lost = tuple(Finding(error.url, "", error.problem, error.cure) for error in unusable)
         return replace(whole, findings=findings + lost)
-    if len(urls) > 1:
+    if kept:
         store(manifest_paths(urls), to_arrays(whole, meta))
     return whole
+
+
+def _tell_versions(urls: list[str], versions: list[Stamp]) -> bool:
+    """Whether every shard's stamp tells its versions apart; else one warning for all of them."""
+    silent = [url for url, version in zip(urls, versions, strict=True) if not version.version]
+    if silent:
+        more = f" (and of {len(silent) - 1} more shards)" if len(silent) > 1 else ""
+        warnings.warn(
+            f"the server tells neither etag nor modification time of {shown(silent[0])}{more}: no index can be kept, "
+            "and it is indexed anew at each start. Serve it by one that does, or copy it to disk",
+            stacklevel=2,
+        )
+    return not silent
 
 
 def _build(
@@ -86,23 +103,18 @@ def _build(
     on_shard: Callable[[str], None],
 ) -> list[ShardScan]:
     scans: dict[int, ShardScan] = {}
-    with ThreadPoolExecutor(max(1, min(BUILD_THREADS, len(urls))), thread_name_prefix="gpuload-index") as pool:
-        futures = {
-            pool.submit(open_index, url, version, options, rebuild=rebuild): number
-            for number, (url, version) in enumerate(zip(urls, versions, strict=True))
-        }
+
+    def open_one(number: int) -> ShardScan:
+        return open_index(urls[number], versions[number], options, rebuild=rebuild)
+
+    for answered in ask_all(open_one, range(len(urls)), threads=BUILD_THREADS, name="gpuload-index"):
         try:
-            for future in as_completed(futures):
-                try:
-                    scans[futures[future]] = future.result()
-                except ShardError as error:
-                    if failed is None:
-                        raise
-                    failed.append(error)
-                on_shard(urls[futures[future]])
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+            scans[answered.number] = answered.get()
+        except ShardError as error:
+            if failed is None:
+                raise
+            failed.append(error)
+        on_shard(urls[answered.number])
     return [scans[number] for number in sorted(scans)]
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from gpuload.core.location import shown
+
 MEMBER = np.dtype([("offset", np.int64), ("length", np.int64)])
 """A field of a sample other than its image, in the same file. `length` MISSING: this sample has none."""
 
@@ -72,7 +74,8 @@ class Finding:
     note: bool = False
 
     def __str__(self) -> str:
-        where = f"{self.shard}, sample {self.key}" if self.key else self.shard
+        shard = shown(self.shard)
+        where = f"{shard}, sample {self.key}" if self.key else shard
         return f"{where}: {self.problem}" + (f". {self.cure}" if self.cure else "")
 
 

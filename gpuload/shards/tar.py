@@ -11,14 +11,18 @@ from dataclasses import dataclass
 import numpy as np
 
 from gpuload.core.errors import ShardError
+from gpuload.core.location import is_local, shown
 from gpuload.core.refs import SAMPLE_REF
 from gpuload.shards.folder import is_image
 from gpuload.shards.table import MEMBER, NO_LABEL, Finding, SampleTable, Strings, missing
 from gpuload.shards.tar_headers import Damage, Member, Window, looks_like_tar, scan
-from gpuload.shards.urls import Options, is_local, reading
+from gpuload.shards.urls import Options, reading
 
 COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
 """Magic bytes of what people put around a tar. None of them can be read from the middle."""
+
+IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n")
+"""JPEG's and PNG's first bytes: one image where a shard should be is the commonest mistake."""
 
 LOCAL_WINDOW_BYTES = 4 << 10
 """A header, the PAX header before it and a label come with one read; the images between them are stepped over."""
@@ -46,17 +50,14 @@ class ShardScan:
 def scan_tar(url: str, size: int, options: Options) -> ShardScan:
     """Index one tar by its headers. Raises ShardError where it cannot be read or is no tar at all."""
     window_bytes = LOCAL_WINDOW_BYTES if is_local(url) else REMOTE_WINDOW_BYTES
-    try:
-        with reading(url, options) as read_at:
-            window = Window(read_at, window_bytes=window_bytes)
-            if size == 0:
-                raise ShardError(url, "the file is empty (0 bytes)", "Write it again")
-            _check_first(url, window.read(0, 512))
-            samples = _Samples(url)
-            for item in scan(window, size, head_suffix=LABEL, head_bytes=LABEL_BYTES):
-                samples.add(item)
-    except OSError as error:
-        raise ShardError(url, f"it cannot be read: {error}", "Check its permissions and the storage") from error
+    if size == 0:
+        raise ShardError(shown(url), "the file is empty (0 bytes)", "Write it again")
+    with reading(url, options) as read_at:
+        window = Window(read_at, window_bytes=window_bytes)
+        _check_first(shown(url), window.read(0, 512))
+        samples = _Samples(url)
+        for item in scan(window, size, head_suffix=LABEL, head_bytes=LABEL_BYTES):
+            samples.add(item)
     return samples.finish()
 
 
@@ -73,7 +74,11 @@ def _check_first(url: str, block: bytes) -> None:
             cure = "Unpack it, or run `gpuload pack` on it, which writes shards that can be read at any place"
             raise ShardError(url, f"it is compressed ({name}) and cannot be read at random", cure)
     if not looks_like_tar(block):
-        raise ShardError(url, f"no tar: it begins with {block[:8]!r}", "Name a tar shard, or pass format=")
+        if is_image(url) or block.startswith(IMAGE_MAGIC):
+            cure = "Name the folder that holds it, or a tar of samples"
+            raise ShardError(url, "it is a single image, and no tar", cure)
+        problem = f"no tar: it begins with {block[:8]!r}"
+        raise ShardError(url, problem, "Name a tar shard, or a folder of shards or images")
 
 
 class _Samples:

@@ -1,7 +1,8 @@
 """What a user writes for "my data": paths, URLs, globs, brace patterns, lists of them.
 
 Owns expanding them, and the few questions asked of a file before its samples are known: does it exist, how long is
-it, has it changed, what are its first bytes. Local paths go to the operating system, every other URL to fsspec.
+it, has it changed, what are its first bytes. Local paths go to the operating system, every other URL to fsspec, whose
+errors get their wording here: what may pass is asked again (`asked`), the rest is a ShardError with cause and cure.
 """
 
 from __future__ import annotations
@@ -9,37 +10,48 @@ from __future__ import annotations
 import glob
 import os
 import re
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from gpuload.core.errors import ConfigError, ShardError
+from gpuload.core.location import is_local, local_path, shown
+from gpuload.core.retry import ATTEMPTS, BACKOFF_S, backoff_s, is_transient
+from gpuload.core.threads import ask_all
 
 Options = Mapping[str, Any]
 ReadAt = Callable[[int, int], bytes]
 """(offset, length) -> the bytes there, fewer only at the file's end."""
 
+T = TypeVar("T")
+
 REMOTE_THREADS = 16
 """Questions asked at once of a remote file system: each is a round trip of tens of milliseconds."""
+
+VERSION_NAMES = (
+    *("etag", "md5", "md5hash", "content-md5", "digest", "crc32c", "mtime"),
+    *("last-modified", "lastmodified", "last_modified", "updated", "modified", "created"),
+)
+"""What file systems call that by which a file's versions are told apart, in lower case, the surest first."""
 
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)$")
 
 
 @dataclass(frozen=True)
 class Stamp:
-    """What tells one version of a file from the next: its size in bytes, and its modification time or etag."""
+    """What tells one version of a file from the next: its size in bytes, and its modification time or etag.
+
+    version: "" where a server tells neither: then another file of the same size looks the same, and nothing that was
+    kept about this one can be trusted.
+    """
 
     size: int
     version: str
 
     def __str__(self) -> str:
         return f"{self.size}:{self.version}"
-
-
-def is_local(url: str) -> bool:
-    return "://" not in url
 
 
 def filesystem(url: str, options: Options) -> tuple[Any, str]:
@@ -49,7 +61,60 @@ def filesystem(url: str, options: Options) -> tuple[Any, str]:
     try:
         return url_to_fs(url, **options)
     except (ImportError, ValueError) as error:
-        raise ShardError(url, f"fsspec cannot open it: {error}", "Install the package it names") from error
+        problem = f"fsspec cannot open it: {shown(str(error))}"
+        raise ShardError(shown(url), problem, "Install the package it names") from error
+
+
+def asked(url: str, options: Options, question: Callable[[Any, str], T]) -> T:
+    """question(fsspec file system, path in it), again where the answer may be another a little later.
+
+    Raises ShardError.
+    """
+    for attempt in range(ATTEMPTS):
+        try:
+            return question(*filesystem(url, options))
+        except ShardError:
+            raise
+        except Exception as error:  # any library's
+            if attempt == ATTEMPTS - 1 or not is_transient(_told(error)):
+                # A cause that quotes a signed URL would print it in every traceback.
+                raise _unusable(url, error) from (error if shown(str(error)) == str(error) else None)
+        time.sleep(backoff_s(attempt, first_s=BACKOFF_S))
+    raise AssertionError("the last attempt returns or raises")
+
+
+def _told(error: Exception) -> Exception:
+    """What the server said: fsspec's HTTP calls a file missing whatever went wrong with the question."""
+    cause = error.__cause__
+    if isinstance(error, FileNotFoundError) and isinstance(cause, Exception):
+        if isinstance(cause, OSError) or type(cause).__module__.startswith("aiohttp"):
+            return cause
+    return error
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410)
+
+
+def _is_denied(error: Exception) -> bool:
+    return isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+
+
+def _unusable(url: str, error: Exception) -> ShardError:
+    told = _told(error)
+    status = getattr(told, "status", None)
+    text = f"{status} {getattr(told, 'message', '')}".strip() if isinstance(status, int) else shown(str(told))
+    reason = text if isinstance(told, OSError) or isinstance(status, int) else f"{type(told).__name__}: {text}"
+    if _is_missing(told):
+        return ShardError(shown(url), "it does not exist", "Check the path")
+    if is_local(url):
+        return ShardError(url, f"it cannot be read: {reason}", "Check its permissions and the storage")
+    if _is_denied(told):
+        cure = "Check its permissions, or pass credentials in storage_options="
+        return ShardError(shown(url), f"access is denied: {reason}", cure)
+    tried = f" ({ATTEMPTS} attempts)" if is_transient(told) else ""
+    cure = "Check the address, the network and the server, then run this again"
+    return ShardError(shown(url), f"it cannot be read: {reason}{tried}", cure)
 
 
 def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], options: Options) -> list[str]:
@@ -65,20 +130,20 @@ def expand(urls: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], opti
 
 
 def _expand_one(pattern: str, options: Options) -> list[str]:
-    if pattern.startswith("file://"):
-        pattern = pattern[len("file://") :]
     if is_local(pattern):
-        pattern = os.path.expanduser(pattern)
+        pattern = os.path.expanduser(local_path(pattern))
         if os.path.lexists(pattern):  # a name that only looks like a pattern
             return [pattern]
     found: list[str] = []
     for url in braces(pattern):
-        if not any(c in url for c in "*?["):
+        # In HTTP a question mark begins the query of a signed URL.
+        if not any(c in url for c in ("*[" if url.startswith(("http://", "https://")) else "*?[")):
             found.append(url)
             continue
         matches = _glob(url, options)
         if not matches:
-            raise ShardError(url, "no file matches this pattern", "Check the path, and quote patterns in a shell")
+            cure = "Check the path, and quote patterns in a shell"
+            raise ShardError(shown(url), "no file matches this pattern", cure)
         found += matches
     return found
 
@@ -86,8 +151,11 @@ def _expand_one(pattern: str, options: Options) -> list[str]:
 def _glob(url: str, options: Options) -> list[str]:
     if is_local(url):
         return sorted(glob.glob(url, recursive=True))
-    system, path = filesystem(url, options)
-    return sorted(system.unstrip_protocol(match) for match in system.glob(path))
+
+    def matches(system: Any, path: str) -> list[str]:
+        return sorted(system.unstrip_protocol(match) for match in system.glob(path))
+
+    return asked(url, options, matches)
 
 
 def braces(pattern: str) -> list[str]:
@@ -136,8 +204,7 @@ def _count(first: str, last: str) -> list[str]:
 def is_folder(url: str, options: Options) -> bool:
     if is_local(url):
         return os.path.isdir(url)
-    system, path = filesystem(url, options)
-    return bool(url.endswith("/") or system.isdir(path))
+    return url.endswith("/") or asked(url, options, lambda system, path: bool(system.isdir(path)))
 
 
 def stamps(urls: list[str], options: Options, *, failed: list[ShardError] | None = None) -> list[Stamp | None]:
@@ -157,35 +224,65 @@ def stamps(urls: list[str], options: Options, *, failed: list[ShardError] | None
 
     if all(is_local(url) for url in urls):
         return [one(url) for url in urls]
-    with ThreadPoolExecutor(min(REMOTE_THREADS, len(urls)), thread_name_prefix="gpuload-stamp") as pool:
-        return list(pool.map(one, urls))
+    found: list[Stamp | None] = [None] * len(urls)
+    for answered in ask_all(one, urls, threads=REMOTE_THREADS, name="gpuload-stamp"):
+        found[answered.number] = answered.get()
+    return found
 
 
 def stamp(url: str, options: Options) -> Stamp:
     """See `stamps`."""
-    try:
-        if is_local(url):
+    if is_local(url):
+        try:
             stat = os.stat(url)
-            return Stamp(stat.st_size, str(stat.st_mtime_ns))
-        system, path = filesystem(url, options)
-        info = system.info(path)
-    except FileNotFoundError as error:
-        raise ShardError(url, "it does not exist", "Check the path") from error
-    except OSError as error:
-        raise ShardError(url, f"it cannot be read: {error}", "Check its permissions and the storage") from error
+        except OSError as error:
+            raise _unusable(url, error) from error
+        return Stamp(stat.st_size, str(stat.st_mtime_ns))
+    info = asked(url, options, lambda system, path: system.info(path))
     if info.get("size") is None:
-        raise ShardError(url, "the server does not tell its size", "Serve it by one that does, or copy it to disk")
-    names = ("ETag", "etag", "md5", "md5Hash", "crc32c", "mtime", "last_modified", "LastModified", "updated", "created")
-    version = next((str(info[name]) for name in names if info.get(name) is not None), "")
-    return Stamp(int(info["size"]), version)
+        cure = "Serve it by one that does, or copy it to disk"
+        raise ShardError(shown(url), "the server does not tell its size", cure)
+    told = {name.lower(): value for name, value in info.items() if value is not None}
+    return Stamp(int(info["size"]), next((str(told[name]) for name in VERSION_NAMES if name in told), ""))
 
 
 @contextmanager
 def reading(url: str, options: Options) -> Iterator[ReadAt]:
-    """Positional reads of one file. OSErrors pass through; the caller names what it was doing."""
-    if is_local(url):
+    """Positional reads of one file. Raises ShardError, also for an OSError of the block: it does nothing but read."""
+    if not is_local(url):
+        yield lambda offset, length: _read_remote(url, options, offset, length) if length else b""
+        return
+    try:
         with open(url, "rb", buffering=0) as file:
             yield lambda offset, length: os.pread(file.fileno(), length, offset)
-    else:
-        system, path = filesystem(url, options)
-        yield lambda offset, length: system.cat_file(path, start=offset, end=offset + length) if length else b""
+    except OSError as error:
+        raise _unusable(url, error) from error
+
+
+def _read_remote(url: str, options: Options, offset: int, length: int) -> bytes:
+    part = asked(url, options, lambda system, path: system.cat_file(path, start=offset, end=offset + length))
+    if len(part) > length:
+        problem = f"{len(part)} bytes came where {length} were asked for: the server ignores ranges"
+        raise ShardError(shown(url), problem, "Serve it by one that knows them, or copy it to disk")
+    return part
+
+
+def read_optional(url: str, options: Options) -> bytes | None:
+    """All of a small file that need not be there; None where it is not, or may not be seen. Raises ShardError."""
+    if is_local(url):
+        try:
+            with open(url, "rb") as file:
+                return file.read()
+        except OSError:
+            return None
+
+    def content(system: Any, path: str) -> bytes | None:
+        try:
+            return system.cat_file(path)
+        except Exception as error:  # any library's: told apart here, worded in `asked`
+            told = _told(error)
+            if _is_missing(told) or _is_denied(told):
+                return None
+            raise
+
+    return asked(url, options, content)

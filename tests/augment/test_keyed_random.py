@@ -15,7 +15,7 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
-from gpuload.augment.torchvision import KeyedRandom
+from gpuload.augment.keyed_random import KeyedRandom
 from tests.augment.pictures import picture
 
 pytestmark = [

@@ -200,7 +200,7 @@ def test_a_full_disk_is_an_error_and_packing_goes_on_when_there_is_room(tmp_path
 def test_what_is_there_is_not_overwritten(tmp_path):
     make_folder(tmp_path / "in", 12)
     pack(tmp_path / "in", tmp_path / "out", name="x")
-    with pytest.raises(ConfigError, match="packed from other samples, or with another size"):
+    with pytest.raises(ConfigError, match="packed from other samples, .*or with another size"):
         pack(tmp_path / "in", tmp_path / "out", name="x", shard_size="20KB")
     make_folder(tmp_path / "more", 13)
     with pytest.raises(ConfigError, match="packed from other samples"):
@@ -269,3 +269,58 @@ def test_real_photographs_go_through_unchanged(real_data, tmp_path):
     dataset = ShardDataset(done.shards)
     assert images(dataset) == images(source) and dataset.classes == source.classes
     assert dataset.labels.tolist() == source.labels.tolist()
+
+
+def test_a_source_that_changed_is_not_resumed(tmp_path):
+    """Labels of equal length make shards of equal size: only the source's stamps tell."""
+    source = tmp_path / "in.tar"
+    for label in (b"1", b"2"):
+        with tarfile.open(source, "w") as tar:
+            for name, data in (("a.cls", label), ("a.jpg", b"image")):
+                info = tarfile.TarInfo(name)
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+        os.utime(source, ns=(int(label) * 10**9, int(label) * 10**9))
+        if label == b"1":
+            done = pack(source, tmp_path / "out")
+            assert pack(source, tmp_path / "out").resumed == 1
+    with pytest.raises(ConfigError, match="files that changed since"):
+        pack(source, tmp_path / "out")
+    assert ShardDataset(done.shards).labels.tolist() == [1]
+    assert ShardDataset(pack(source, tmp_path / "new").shards).labels.tolist() == [2]
+
+
+def test_a_compressed_source_resumes_by_the_shards_own_stamp(tmp_path):
+    make_folder(tmp_path / "in", 6)
+    packed = Path(pack(tmp_path / "in", tmp_path / "plain", name="x").shards[0]).read_bytes()
+    (tmp_path / "in.tar.gz").write_bytes(gzip.compress(packed))
+    pack(tmp_path / "in.tar.gz", tmp_path / "out")
+    assert pack(tmp_path / "in.tar.gz", tmp_path / "out").resumed == 1
+    os.utime(tmp_path / "in.tar.gz", ns=(1, 1))
+    with pytest.raises(ConfigError, match="files that changed since"):
+        pack(tmp_path / "in.tar.gz", tmp_path / "out")
+
+
+def test_source_and_shards_must_not_lie_in_each_other(tmp_path, monkeypatch):
+    make_folder(tmp_path / "in", 6)
+    before = sorted(tmp_path.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path.parent / f"{tmp_path.name}-link").symlink_to(tmp_path / "in")
+    for dst, how in [
+        ("in", "is the source itself"),
+        ("./in/", "is the source itself"),
+        (tmp_path.parent / f"{tmp_path.name}-link", "is the source itself"),
+        ("in/a/shards", "lies in the source in"),
+        (".", "holds the source in"),
+    ]:
+        with pytest.raises(ConfigError, match=f"{how}.*Choose one beside the source"):
+            pack("in", dst)
+    assert sorted(tmp_path.rglob("*")) == before
+    pack("in", "in2")  # a name that only begins like the source's
+
+
+def test_a_failed_run_leaves_no_lock(tmp_path):
+    (tmp_path / "in" / "c").mkdir(parents=True)
+    with pytest.raises(ShardError, match="no image in it"):
+        pack(tmp_path / "in", tmp_path / "out", format="tar")
+    assert os.listdir(tmp_path / "out") == []

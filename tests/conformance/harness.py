@@ -28,7 +28,7 @@ from gpuload.core.errors import SampleError
 Make = Callable[..., Any]
 """Called as the class is: Make(dataset, batch_size=...) -> a loader."""
 
-REQUIRED: Mapping[str, Any] = {"accelerate": "require", "decoder": "pillow", "device": "cpu"}
+REQUIRED: Mapping[str, Any] = {"accelerate": "require", "decoder": "native", "device": "cpu"}
 """The options under which a loader must accelerate and give torch's bits."""
 
 TORCH_ATTRIBUTES = frozenset(vars(TorchDataLoader([0])))  # type: ignore[arg-type]

@@ -282,7 +282,7 @@ def test_target_transform_and_no_transform(images: Any):
         ]
         return [attempt(partial(_as_arrays, loader)) for loader in loaders]
 
-    assert_same(scenario, taken=None, device="cpu", decoder="pillow")
+    assert_same(scenario, taken=None, device="cpu", decoder="native")
 
 
 def _as_arrays(tree: Any) -> Any:
@@ -305,7 +305,7 @@ def test_default_dtype_is_followed(images: Any):
         finally:
             torch.set_default_dtype(torch.float32)
 
-    assert_same(scenario, taken=None, device="cpu", decoder="pillow")
+    assert_same(scenario, taken=None, device="cpu", decoder="native")
 
 
 class Bulk(TensorDataset):
@@ -374,7 +374,7 @@ class BulkSubset(Subset):
 def test_methods_that_a_subclass_overrides_are_called(images: Any, make_data: Callable[[Any], Any]):
     """A subclass that overrides is not the known data set any more: torch's route and its values."""
     data = make_data(images)
-    assert_same(lambda DataLoader: list(DataLoader(data, batch_size=5)), taken="torch", device="cpu", decoder="pillow")
+    assert_same(lambda DataLoader: list(DataLoader(data, batch_size=5)), taken="torch", device="cpu", decoder="native")
 
 
 def test_lists_of_changing_length_reach_the_users_collate(route: Route):

@@ -220,7 +220,7 @@ def test_normalize_with_a_zero_deviation(images: Path):
         )
         return outcomes(iter(DataLoader(data, batch_size=8, num_workers=0)))
 
-    assert_same(scenario, taken=None, device="cpu", decoder="pillow")
+    assert_same(scenario, taken=None, device="cpu", decoder="native")
 
 
 def test_datasets_whose_len_fails(fallback: Route):
@@ -248,7 +248,7 @@ def test_encoded_datasets_whose_len_fails(accelerated: Route):
         listed = DataLoader(Endless(accelerated.encoded), batch_size=2, sampler=[1, 2, 3])
         return [attempt(lambda: len(loader)), attempt(lambda: list(loader)), len(listed), list(listed)]
 
-    assert_same(scenario, taken=None, device="cpu", decoder="pillow")
+    assert_same(scenario, taken=None, device="cpu", decoder="native")
 
 
 def test_data_with_keys_for_ids(accelerated: Route):
@@ -264,7 +264,7 @@ def test_data_with_keys_for_ids(accelerated: Route):
     def scenario(DataLoader: Make) -> Any:
         return list(DataLoader(Keyed(accelerated.encoded), batch_size=2, sampler=["p3", "p0", "p9"]))
 
-    assert_same(scenario, taken=None, device="cpu", decoder="pillow")
+    assert_same(scenario, taken=None, device="cpu", decoder="native")
 
 
 @pytest.mark.parametrize("num_workers", [0, 1])

@@ -272,7 +272,7 @@ def test_rebuilding_keeps_what_gpuload_adds(images: Path):
         image_folder(images),
         batch_size=5,
         device="cpu",
-        decoder="pillow",
+        decoder="native",
         on_error="skip",
         seed=3,
         accelerate="require",

@@ -20,7 +20,7 @@ from torchvision import transforms
 from tests.conformance.harness import REQUIRED, Make, Raised, Route, assert_same, attempt, named, outcomes, train
 from tests.conformance.sample_data import COUNT, Counting, Encoded, Plain, Sized, image_folder, small
 
-ANY = {"device": "cpu", "decoder": "pillow"}
+ANY = {"device": "cpu", "decoder": "native"}
 
 KINDS: dict[str, Callable[[Path], Any]] = {
     "tensors": lambda root: TensorDataset(torch.arange(COUNT * 2.0).view(COUNT, 2), torch.arange(COUNT)),

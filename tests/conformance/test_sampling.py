@@ -20,7 +20,7 @@ from torch.utils.data import (
     DataLoader as TorchDataLoader,
 )
 
-from gpuload.config import DEPTH
+import gpuload
 from tests.conformance.harness import Make, Route, attempt, outcomes, train
 from tests.conformance.sample_data import COUNT, Breaking, Eager, Wandering
 
@@ -30,15 +30,17 @@ WORKERS: list[dict[str, int]] = [{}, {"num_workers": 0}, {"num_workers": 1, "pre
 every_worker_count = pytest.mark.parametrize("workers", WORKERS, ids=["automatic", "0", "1"])
 
 
-def counterpart(DataLoader: Make, route: Route, workers: dict[str, int], shared: bool = True) -> dict[str, int]:
+def counterpart(
+    DataLoader: Make, route: Route, workers: dict[str, int], rows: int, shared: bool = True
+) -> dict[str, int]:
     """The workers with which torch pulls ids as far ahead as gpuload does.
 
-    Where num_workers is left out, gpuload pulls DEPTH + 1 batches ahead from the first next() on. That shows only in a
-    generator that the sampler shares with somebody (`shared`), and there it is what one torch worker does.
+    Where num_workers is left out, gpuload pulls `depth` + 1 batches of `rows` ids ahead from the first next() on. That
+    shows only in a generator that the sampler shares with somebody (`shared`): there it is what one torch worker does.
     """
     if workers or not shared or route.name != "accelerated" or DataLoader is not TorchDataLoader:
         return workers
-    return {"num_workers": 1, "prefetch_factor": DEPTH + 1}
+    return {"num_workers": 1, "prefetch_factor": gpuload.DataLoader(route.data, batch_size=rows).depth + 1}
 
 
 def seeded(seed: int = 11) -> torch.Generator:
@@ -72,7 +74,7 @@ def test_samplers_while_training_draws_too(route: Route, name: str, workers: dic
 
     def scenario(DataLoader: Make) -> Any:
         sampler = SAMPLERS[name](route.data)
-        pulled = counterpart(DataLoader, route, workers, shared=name == "lazy global draws")
+        pulled = counterpart(DataLoader, route, workers, 7, shared=name == "lazy global draws")
         loader = DataLoader(route.data, batch_size=7, sampler=sampler, **pulled)
         return train(loader), getattr(sampler, "generator", None)
 
@@ -84,7 +86,7 @@ def test_samplers_while_training_draws_too(route: Route, name: str, workers: dic
 def test_shuffle_over_epochs(route: Route, with_generator: bool, workers: dict[str, int]):
     def scenario(DataLoader: Make) -> Any:
         generator = seeded() if with_generator else None
-        pulled = counterpart(DataLoader, route, workers, shared=with_generator)
+        pulled = counterpart(DataLoader, route, workers, 5, shared=with_generator)
         loader = DataLoader(route.data, batch_size=5, shuffle=True, generator=generator, **pulled)
         return train(loader, 3, generator)
 
@@ -107,7 +109,7 @@ def test_one_generator_for_sampler_and_loader(route: Route, workers: dict[str, i
     def scenario(DataLoader: Make) -> Any:
         generator = seeded()
         sampler = RandomSampler(range(COUNT), replacement=True, num_samples=100, generator=generator)
-        pulled = counterpart(DataLoader, route, workers)
+        pulled = counterpart(DataLoader, route, workers, 10)
         loader = DataLoader(route.data, batch_size=10, sampler=sampler, generator=generator, **pulled)
         return train(loader, 2, generator)
 

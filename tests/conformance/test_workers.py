@@ -28,7 +28,7 @@ from tests.conformance.harness import (
 )
 from tests.conformance.sample_data import COUNT, Counting, Eager, Sized, Wandering, image_folder
 
-CPU = {"device": "cpu", "decoder": "pillow"}
+CPU = {"device": "cpu", "decoder": "native"}
 
 
 class Witness(Dataset):

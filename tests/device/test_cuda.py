@@ -27,7 +27,7 @@ def gpu() -> SimulatedGpu:
 
 
 def device_on(gpu: SimulatedGpu, keep: int = 2) -> CudaDevice:
-    return CudaDevice(CUDA, rows=4, keep=keep, runtime=gpu)
+    return CudaDevice(CUDA, keep=keep, runtime=gpu)
 
 
 def filled(device: Any, value: int, rows: int = 4, spec: TensorSpec = SPEC) -> Any:
@@ -185,13 +185,13 @@ def test_the_device_is_resolved_when_iteration_starts(tmp_path: Any):
 
 
 def test_make_device_on_the_cpu():
-    assert isinstance(make_device(torch.device("cpu"), rows=2, keep=1, pinned=False), HostDevice)
+    assert isinstance(make_device(torch.device("cpu"), keep=1, pinned=False), HostDevice)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("channels_last", [False, True])
 def test_real_copies_arrive_on_the_consumers_stream(channels_last: bool):
-    device = make_device(CUDA, rows=64, keep=3, pinned=False)
+    device = make_device(CUDA, keep=3, pinned=False)
     spec = TensorSpec((3, 224, 224), "float32", channels_last)
     side = torch.cuda.Stream()
     sums = []

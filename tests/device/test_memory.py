@@ -39,7 +39,7 @@ VIEWS: dict[str, Callable[[torch.Tensor], Any]] = {
 
 @pytest.mark.parametrize("name", VIEWS)
 def test_a_block_is_reused_only_after_the_last_view_of_it(name: str):
-    pool = ImagePool(rows=4, keep=2)
+    pool = ImagePool(keep=2)
     spec = TensorSpec((3, 5, 7), "float32")
     memory = pool.take(spec, 4)
     address = memory.tensor.data_ptr()
@@ -122,7 +122,7 @@ def test_a_forked_childs_blocks_are_its_own():
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 def test_array_and_tensor_are_one_memory(dtype: str, channels_last: bool, rows: int):
     """rows: also more than the pool's blocks hold."""
-    memory = HostDevice(rows=4, keep=2).image_memory(TensorSpec((3, 5, 7), dtype, channels_last), rows)
+    memory = HostDevice(keep=2).image_memory(TensorSpec((3, 5, 7), dtype, channels_last), rows)
     assert memory.array.shape == tuple(memory.tensor.shape) == (rows, 3, 5, 7)
     assert memory.tensor.dtype is getattr(torch, dtype)
     values = torch.arange(rows * 105).reshape(rows, 3, 5, 7).remainder(251).to(memory.tensor.dtype)
@@ -133,7 +133,7 @@ def test_array_and_tensor_are_one_memory(dtype: str, channels_last: bool, rows: 
 
 
 def test_specs_do_not_share_blocks():
-    pool = ImagePool(rows=2, keep=4)
+    pool = ImagePool(keep=4)
     first = pool.take(TensorSpec((3, 5, 7), "uint8"), 2).tensor.data_ptr()
     other = pool.take(TensorSpec((3, 5, 8), "uint8"), 2)
     assert other.array.nbytes == 2 * 3 * 5 * 8
@@ -141,14 +141,14 @@ def test_specs_do_not_share_blocks():
 
 
 def test_the_host_device_hands_over_what_it_was_sent():
-    device = HostDevice(rows=2, keep=1)
+    device = HostDevice(keep=1)
     batch = {"a": torch.ones(3)}
     assert device.name == "cpu" and device.hand_over(device.send(batch)) is batch
 
 
 @pytest.mark.gpu
 def test_pinned_batches_are_page_locked():
-    device = HostDevice(rows=4, keep=2, pinned=True)
+    device = HostDevice(keep=2, pinned=True)
     memory = device.image_memory(TensorSpec((3, 5, 7), "float32"), 4)
     assert memory.tensor.is_pinned()
     images, labels = device.hand_over(device.send([memory.tensor, torch.arange(4)]))

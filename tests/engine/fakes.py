@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.core.batch import BatchPlan, EncodedBatch
+from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.flow import Flow
 from gpuload.engine.stats import Meter
 from gpuload.engine.threads import ThreadPool
@@ -53,6 +54,8 @@ class FakeWork:
     ahead: dict[int, int] = field(default_factory=dict)
     fillings: list[FakeFilling] = field(default_factory=list)
     flow: Flow | None = None
+    empty: frozenset[int] = frozenset()  # batches of which every sample is left out
+    bad: BadSamples = field(default_factory=BadSamples)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
@@ -78,6 +81,8 @@ class FakeWork:
     def finish(self, filling: FakeFilling) -> Finished:
         self._step("finish", filling.plan.number)
         assert sorted(filling.decoded) == list(range(len(filling.plan)))
+        if filling.plan.number in self.empty:
+            return Finished(filling.plan.number, 0, empty=True)
         return Finished(filling.plan.number, len(filling.plan), sent=filling.plan.ids.tolist())
 
     def _step(self, step: str, number: int) -> None:

@@ -26,7 +26,7 @@ from tests.engine.fakes import eventually
 COUNT = 37
 CLASSES = ("ant", "bee", "cat")
 needs_dali = pytest.mark.skipif(dali.available() is not None, reason="DALI is left out: it cannot be imported here")
-DECODERS = ["pillow", pytest.param("dali", marks=needs_dali)]
+DECODERS = ["native", "pillow", pytest.param("dali", marks=needs_dali)]
 
 
 def jpeg(number: int, **options: Any) -> bytes:

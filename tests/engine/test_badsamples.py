@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+import warnings
 import weakref
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gpuload.core.errors import SampleError
 from gpuload.engine.badsamples import BadSamples, forget_frames, forget_locals, rows_to_keep
+
+pytestmark = pytest.mark.filterwarnings("ignore:bad samples are")
 
 
 @given(st.integers(0, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, max(0, n - 1)), max_size=n))))
@@ -46,6 +50,49 @@ def test_every_sample_of_every_thread_is_a_line_of_its_own():
         (f"shard-{thread}.tar", i) for thread in range(4) for i in range(50)
     }
     assert lines[0]["problem"] == "was\nbroken" and lines[0]["key"].startswith("käy")
+
+
+def logged(log: BadSamples) -> list[dict[str, object]]:
+    return [json.loads(line) for line in Path(str(log.path)).read_text().splitlines()]
+
+
+def test_a_sample_is_listed_once_and_counted_each_time():
+    log = BadSamples()
+    for epoch in range(3):
+        for sample in (4, 7):
+            log.add(SampleError("a.tar", sample, "k", "broken", "Kind"), epoch=epoch, batch=0, policy="skip")
+        log.add(SampleError("b.tar", 4, "k", "broken", "Kind"), epoch=epoch, batch=1, policy="raise")
+    lines = logged(log)
+    Path(str(log.path)).unlink()
+    assert [(line["shard"], line["sample"], line["epoch"]) for line in lines] == [
+        ("a.tar", 4, 0),
+        ("a.tar", 7, 0),
+        ("b.tar", 4, 0),
+    ]
+    assert log.counts() == {"Kind": 9}
+
+
+def test_names_that_are_no_json_are_listed_as_they_print():
+    log, key = BadSamples(), Path("folder") / "a.jpg"
+    error = SampleError(Path("root"), np.int64(3), key, "broken")  # type: ignore[arg-type]
+    log.add(error, epoch=0, batch=0, policy="raise")
+    (line,) = logged(log)
+    Path(str(log.path)).unlink()
+    assert (line["shard"], line["sample"], line["key"]) == (repr(Path("root")), repr(np.int64(3)), repr(key))
+
+
+@pytest.mark.parametrize(("policy", "done"), [("skip", "left out"), ("replace", "replaced by a neighbour")])
+def test_the_first_bad_sample_that_is_passed_over_is_told_once(policy: str, done: str):
+    log = BadSamples()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        log.add(SampleError("a.tar", 1, "k1", "was raised", "Kind"), epoch=0, batch=0, policy="raise")
+        assert not told
+        for sample in (2, 3):
+            log.add(SampleError("a.tar", sample, f"k{sample}", "broken", "Kind"), epoch=0, batch=0, policy=policy)
+    Path(str(log.path)).unlink()
+    (message,) = (str(warning.message) for warning in told)
+    assert done in message and "sample 2 (k2) in a.tar: broken" in message and str(log.path) in message
 
 
 class Memory:

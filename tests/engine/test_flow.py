@@ -10,9 +10,9 @@ import weakref
 
 import pytest
 
-from gpuload.core.errors import EpochCancelledError
-from gpuload.engine.flow import InlineFlow, WaitTimeoutError
-from tests.engine.fakes import FakeWork, eventually, plan, running
+from gpuload.core.errors import EpochCancelledError, GpuloadError
+from gpuload.engine.flow import Flow, InlineFlow, WaitTimeoutError
+from tests.engine.fakes import FakeWork, Running, eventually, plan, running
 
 BATCHES = 12
 
@@ -309,3 +309,104 @@ def test_the_inline_flow_makes_a_batch_when_it_is_taken_and_none_once_cancelled(
     with pytest.raises(EpochCancelledError):
         flow.take(None)
     assert work.steps == []
+
+
+def no_thread(self: threading.Thread) -> None:
+    raise RuntimeError("can't start new thread")
+
+
+def without_threads(monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]) -> None:
+    """As under a limit on processes that is reached, for these pools."""
+    start = threading.Thread.start
+
+    def refuse(self: threading.Thread) -> None:
+        (no_thread if self.name.split("-")[1] in names else start)(self)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+
+@pytest.mark.parametrize("pool", ["fetch", "decode"])
+def test_where_the_system_gives_no_thread_every_batch_says_so_and_nobody_waits_for_ever(
+    pool: str, monkeypatch: pytest.MonkeyPatch
+):
+    run = running(FakeWork(), depth=3)
+    without_threads(monkeypatch, (pool,))
+    for number in range(BATCHES):
+        run.flow.put(plan(number))
+    for number in range(BATCHES):
+        finished = run.flow.take(20)
+        assert finished.number == number
+        assert isinstance(finished.error, RuntimeError)
+        assert "can't start new thread" in str(finished.error) and "num_workers=0" in str(finished.error)
+    assert run.flow.outstanding == run.flow.nbytes == 0
+    monkeypatch.undo()
+    run.flow.put(plan(BATCHES))  # threads can be had again
+    assert run.flow.take(20).sent == plan(BATCHES).ids.tolist()
+    run.close()
+
+
+def test_very_many_batches_without_a_thread_exhaust_no_stack(monkeypatch: pytest.MonkeyPatch):
+    run = running(FakeWork(), depth=5000)
+    for number in range(4000):
+        run.flow._planned.append(plan(number))
+    without_threads(monkeypatch, ("fetch",))
+    run.flow.put(plan(4000))
+    assert all(isinstance(run.flow.take(20).error, RuntimeError) for _ in range(4001))
+    run.close()
+
+
+def test_an_error_inline_keeps_the_variables_of_its_frames_for_the_debugger():
+    def broken_by_the_user(step: str, number: int) -> None:
+        seen = f"{step} {number}"
+        raise ValueError(seen)
+
+    flow = InlineFlow(FakeWork(broken_by_the_user), 0)  # type: ignore[arg-type]
+    flow.put(plan(7))
+    with pytest.raises(ValueError) as caught:
+        flow.take(None)
+    frame = caught.tb
+    while frame.tb_next is not None:
+        frame = frame.tb_next
+    assert frame.tb_frame.f_locals["seen"] == "fetch 7"
+
+
+def flows(work: FakeWork) -> list[tuple[Flow | InlineFlow, Running | None]]:
+    run = running(work)
+    return [(run.flow, run), (InlineFlow(work, 0), None)]  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("empty", [(), (0,), (1, 3), (0, 1, 2, 3)])
+def test_an_epoch_of_which_nothing_is_left_says_so_at_its_end_and_once(empty: tuple[int, ...]):
+    for flow, run in flows(FakeWork(empty=frozenset(empty))):
+        for number in range(4):
+            flow.put(plan(number))
+        assert [flow.take(20).empty for _ in range(4)] == [number in empty for number in range(4)]
+        if len(empty) == 4:
+            with pytest.raises(GpuloadError, match='epoch 0 delivered nothing.*"skip" left out every.* 4 batches'):
+                flow.check_delivered()
+        flow.check_delivered()
+        if run is not None:
+            run.close()
+
+
+@pytest.mark.parametrize("step", ["fetch", "finish"])
+def test_an_epoch_of_which_something_was_raised_has_said_what_was_wrong(step: str):
+    work = FakeWork(Jitter(0, {(step, 1): ValueError("seen by the consumer")}), empty=frozenset((0, 2)))
+    for flow, run in flows(work):
+        for number in range(3):
+            flow.put(plan(number))
+        for _ in range(3):
+            try:
+                flow.take(20)
+            except ValueError:
+                assert run is None
+        flow.check_delivered()
+        if run is not None:
+            run.close()
+
+
+def test_an_epoch_without_batches_is_no_loss():
+    for flow, run in flows(FakeWork()):
+        flow.check_delivered()
+        if run is not None:
+            run.close()

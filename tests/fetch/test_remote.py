@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import fsspec
 import numpy as np
@@ -15,8 +18,8 @@ from gpuload.core.refs import SAMPLE_REF, whole_files
 from gpuload.fetch.local import LocalReader
 from gpuload.fetch.reader import reader_for
 from gpuload.fetch.remote import RemoteReader
-from gpuload.fetch.retry import backoff_s, is_transient
 
+ROOT = Path(__file__).parents[2]
 DATA = {f"/{n}.bin": np.random.default_rng(n).integers(0, 256, 5000 + n, np.uint8).tobytes() for n in range(3)}
 
 
@@ -58,7 +61,7 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(fault)
 
     def answer(self, fault):
-        data = DATA.get(self.path)
+        data = DATA.get(self.path.partition("?")[0])
         if fault == "hang":
             self.server.released.wait(20)
             return
@@ -215,6 +218,49 @@ def test_what_is_in_flight_is_bounded(server, reader):
     assert_rows(reader(gap_bytes=0, max_bytes=5).read(urls(server), refs[:3]), refs[:3])
 
 
+def test_whole_files_in_flight_are_bounded_by_bytes(server, reader):
+    bounded = reader(max_bytes=11_000)  # two of these files
+    refs = whole_files(np.array([0, 1, 2] * 8))
+    assert_rows(bounded.read(urls(server), refs[:1]), refs[:1])
+    assert_rows(bounded.read(urls(server), refs), refs)
+    assert server.most_flying == 2 and len(server.requests) == 25
+    server.most_flying = 0
+    refs = whole_files(np.array([0, 1, 2] * 3))
+    assert_rows(reader(max_bytes=10).read(urls(server), refs), refs)  # each is larger than all that may fly
+    assert server.most_flying <= 10
+
+
+@pytest.mark.parametrize("path", ["/gone.bin", "/0.bin"])
+def test_what_failed_is_named_without_its_signature(server, reader, path):
+    server.faults = [403] if path == "/0.bin" else []
+    encoded = reader().read([f"{server.url}{path}?X-Signature=secret"], np.array([(0, 0, 10)], SAMPLE_REF))
+    assert path in str(encoded.failures[0]) and "secret" not in repr(encoded.failures[0])
+    assert encoded.failures[0].__cause__ is None or "secret" not in repr(encoded.failures[0].__cause__)
+
+
+LEFT_OPEN = """
+import sys, numpy as np
+from gpuload.core.refs import SAMPLE_REF
+from gpuload.fetch.remote import RemoteReader
+reader = RemoteReader()
+encoded = reader.read([sys.argv[1]], np.array([(0, 0, 10)], SAMPLE_REF))
+assert not encoded.failures
+if sys.argv[2] == "forgotten":
+    import gc, threading
+    thread = reader._thread
+    del reader
+    gc.collect()
+    assert not thread.is_alive()
+"""
+
+
+@pytest.mark.parametrize("how", ["forgotten", "open at exit"])
+def test_a_reader_that_nobody_closed_ends_without_noise(server, how):
+    command = [sys.executable, "-W", "default::ResourceWarning", "-c", LEFT_OPEN, urls(server)[0], how]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+
+
 def test_close_stops_a_read_that_is_under_way(server):
     server.faults = ["hang"] * 4
     reader, raised = RemoteReader(), []
@@ -263,18 +309,3 @@ def test_reader_for_picks_by_where_the_files_are(memory):
         reader = reader_for(files)
         assert type(reader) is kind
         reader.close()
-
-
-def test_what_is_transient():
-    class Status(Exception):
-        def __init__(self, status):
-            self.status = status
-
-    assert [is_transient(Status(s)) for s in (404, 403, 416, 408, 429, 500, 503)] == [False] * 3 + [True] * 4
-    assert is_transient(ConnectionResetError()) and is_transient(TimeoutError())
-    assert not is_transient(FileNotFoundError()) and not is_transient(KeyboardInterrupt())
-
-
-def test_waits_double():
-    for attempt in range(4):
-        assert 0.5 * 2**attempt <= backoff_s(attempt, first_s=1.0) <= 2**attempt

@@ -64,3 +64,7 @@ def test_no_match_no_file_and_no_list_are_errors(tmp_path):
         stamp("memory://nowhere/gone", {})
     with pytest.raises(ShardError, match="fsspec cannot open"):
         stamp("nosuchprotocol://x", {})
+
+
+def test_a_signed_url_is_no_pattern():
+    assert expand("https://host/a.tar?sig=a", {}) == ["https://host/a.tar?sig=a"]

@@ -82,7 +82,7 @@ def bench_command(
     batch_size: Annotated[int, typer.Option(help="Images a batch.")] = 64,
     transform: Annotated[str, typer.Option(help="train (random crop, flip) or eval.")] = "train",
     against: Annotated[str, typer.Option(help="Peers beside torch: torch-v2, dali.")] = "torch,torch-v2,dali",
-    decoder: Annotated[str, typer.Option(help="gpuload's rows: also auto.")] = "pillow,dali,fallback",
+    decoder: Annotated[str, typer.Option(help="gpuload's rows: also auto.")] = "native,pillow,dali,fallback",
     rounds: Annotated[int, typer.Option(help="Rounds, interleaved over all loaders.")] = 5,
     round_s: Annotated[float, typer.Option(help="About how long torch's loader takes for one pass of a round.")] = 3.0,
     step_ms: Annotated[

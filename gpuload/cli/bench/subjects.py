@@ -32,6 +32,7 @@ SUBJECTS = {
     for subject in (
         Subject("torch", "torch's DataLoader, torchvision on Pillow, worker processes"),
         Subject("torch-v2", "torch's DataLoader, torchvision.io.decode_image and v2 on tensors, worker processes"),
+        Subject("gpuload-native", 'gpuload.DataLoader(decoder="native"), threads'),
         Subject("gpuload-pillow", 'gpuload.DataLoader(decoder="pillow"), threads'),
         Subject("gpuload-dali", 'gpuload.DataLoader(decoder="dali"), threads', needs_dali=True),
         Subject("gpuload-fallback", "gpuload.DataLoader(accelerate=False): torch's path, worker processes"),
@@ -59,7 +60,7 @@ class Setting:
 def chosen(against: Sequence[str], decoders: Sequence[str]) -> list[str]:
     """Names of the rows for `--against` and `--decoder`, in the table's order; torch's own is always there."""
     peers = {"torch", "torch-v2", "dali"}
-    ours = {"pillow", "dali", "fallback", "auto"}
+    ours = {"native", "pillow", "dali", "fallback", "auto"}
     for option, given, known in (("--against", against, peers), ("--decoder", decoders, ours)):
         for name in given:
             if name not in known:
@@ -102,7 +103,7 @@ def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int]
         return OnDevice(loader) if setting.device == "cuda" else loader
     from gpuload import DataLoader as GpuloadDataLoader
 
-    decoder = {"gpuload-pillow": "pillow", "gpuload-dali": "dali"}.get(name, "auto")
+    decoder = {"gpuload-native": "native", "gpuload-pillow": "pillow", "gpuload-dali": "dali"}.get(name, "auto")
     if name == "gpuload-fallback":
         loader = GpuloadDataLoader(dataset, **shared, device=setting.device, accelerate=False)
         return OnDevice(loader) if setting.device == "cuda" else loader

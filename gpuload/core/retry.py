@@ -1,12 +1,17 @@
-"""Which errors of a remote read are worth another attempt, and after how long.
+"""Which errors of remote storage are worth another attempt, how many, and after how long.
 
-Owns the classification and the waits: pure. Carrying them out is remote.py's.
+Owns the classification and the waits: pure. Carrying them out is fetch/remote.py's for samples and shards/urls.py's
+for everything that is asked before.
 """
 
 from __future__ import annotations
 
 import errno
 import random
+
+ATTEMPTS = 4
+BACKOFF_S = 0.2
+"""A server that restarts or throttles is back within a second or two: waits of 0.2, 0.4 and 0.8 s outlast that."""
 
 PERMANENT = (
     FileNotFoundError,

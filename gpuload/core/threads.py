@@ -1,7 +1,9 @@
 """Threads that never keep a process alive: a small pool of daemons, started when first needed.
 
-Owns starting and ending them. What runs on them, and its errors, is the caller's. `concurrent.futures` is not used
-because the interpreter waits for its threads at exit, and one that is blocked on a dead mount would never let it go.
+Owns starting and ending them, and one use of them: the same question about many things, answered as they come
+(`ask_all`). What runs on them is the caller's. `concurrent.futures` is not used
+because the interpreter waits for its threads at exit, and one that is blocked on a dead mount or a server that hangs
+would never let it go.
 """
 
 from __future__ import annotations
@@ -10,9 +12,13 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 Task = Callable[[], None]
+Answer = TypeVar("Answer")
 
 
 class DaemonPool:
@@ -64,3 +70,45 @@ def _run(tasks: queue.SimpleQueue[Task | None]) -> None:
 def _end(tasks: queue.SimpleQueue[Task | None], threads: list[threading.Thread]) -> None:
     for _ in threads:
         tasks.put(None)
+
+
+@dataclass(frozen=True)
+class Answered(Generic[Answer]):
+    """What became of item `number`."""
+
+    number: int
+    _value: Answer | None
+    _error: Exception | None
+
+    def get(self) -> Answer:
+        """The answer. Raises what asking raised."""
+        if self._error is not None:
+            raise self._error
+        return self._value  # type: ignore[return-value]  # there is one where there is no error
+
+
+def ask_all(ask: Callable[..., Answer], items: Sequence[Any], *, threads: int, name: str) -> Iterator[Answered[Answer]]:
+    """ask(item) of every item on at most `threads` daemons, in the order of completion.
+
+    Whoever leaves early (an error, Ctrl-C) waits for nobody: what is queued is dropped, what runs has nobody to tell.
+    """
+    answers: queue.SimpleQueue[Answered[Answer]] = queue.SimpleQueue()
+    left = threading.Event()
+
+    def task(number: int) -> None:
+        if left.is_set():
+            return
+        try:
+            answers.put(Answered(number, ask(items[number]), None))
+        except Exception as error:  # raised where the answer is wanted
+            answers.put(Answered(number, None, error))
+
+    pool = DaemonPool(threads=min(threads, len(items)), name=name)
+    try:
+        for number in range(len(items)):
+            pool.submit(partial(task, number))
+        for _ in items:
+            yield answers.get()
+    finally:
+        left.set()
+        pool.close(timeout_s=0)

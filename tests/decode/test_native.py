@@ -1,0 +1,180 @@
+"""gpuload's own decoder against Pillow's pixels, bit for bit: samplings, crops, filters, damage, threads."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gpuload.augment import ops, params
+from gpuload.core.batch import DecodedRows, EncodedBatch, join_encoded
+from gpuload.core.geometry import Resampling
+from gpuload.core.philox import sample_keys
+from gpuload.core.protocols import Decoder
+from gpuload.decode.native import NativeDecoder, pass_order
+from gpuload.decode.pillow import PillowDecoder
+from tests.augment.pictures import encoded, every_kind, picture
+
+GEOMETRIES: dict[str, list[ops.GeometryOp]] = {
+    "whole": [],
+    "random crop, resized": [ops.RandomResizedCrop(37, 41, (0.08, 1.0), (0.75, 4 / 3))],
+    "resize and centre": [ops.Resize(shorter=40), ops.CenterCrop(33, 31)],
+    "resize, centre beyond the image": [ops.Resize(shorter=20), ops.CenterCrop(33, 45)],
+    "random crop with padding": [ops.RandomCrop(29, 23, (4, 4, 4, 4), True)],
+    "random crop": [ops.RandomCrop(5, 7)],
+    "one axis unchanged": [ops.Resize(height=24, width=61)],
+    "enlarged": [ops.Resize(height=131, width=97)],
+}
+
+
+def decoded(decoder: Decoder, batch: EncodedBatch, geometry: Sequence[ops.GeometryOp], seed: int = 3) -> DecodedRows:
+    draws = params.draw(geometry, sample_keys(seed=seed, epoch=0, positions=np.arange(len(batch))))
+
+    def resolve(rows: Sequence[int], widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
+        picked = np.asarray(rows)
+        return params.resolve(geometry, [u[picked] for u in draws], widths, heights)
+
+    return decoder.decode(batch, range(len(batch)), resolve)
+
+
+def native(resampling: Resampling | None = None) -> NativeDecoder:
+    resampling = resampling or Resampling()
+    return NativeDecoder(resampling, PillowDecoder(resampling))
+
+
+def assert_pillows(files: Sequence[bytes], geometry: Sequence[ops.GeometryOp], resampling: Resampling) -> DecodedRows:
+    batch = join_encoded(files)
+    wanted = decoded(PillowDecoder(resampling), batch, geometry)
+    got = decoded(native(resampling), batch, geometry)
+    assert got.failures.keys() == wanted.failures.keys()
+    for mine, theirs in zip(got.images, wanted.images, strict=True):
+        assert (mine is None) == (theirs is None)
+        if mine is not None and theirs is not None:
+            assert mine.shape == theirs.shape and np.array_equal(mine, theirs)
+    assert np.array_equal(got.geometry, wanted.geometry)
+    return got
+
+
+def sampled_files() -> list[bytes]:
+    """Every subsampling that Pillow writes, grey, restarts, optimised tables, odd sizes and qualities."""
+    files = []
+    for number, (width, height) in enumerate(((61, 24), (33, 57), (64, 64), (17, 90), (120, 47), (40, 41))):
+        for sampling in (0, 1, 2):
+            options = {"subsampling": sampling, "quality": 20 + 13 * number, "optimize": bool(number % 2)}
+            if number % 3 == 0:
+                options["restart_marker_blocks"] = 1 + number
+            out = io.BytesIO()
+            picture(width, height).save(out, "JPEG", **options)
+            files.append(out.getvalue())
+        out = io.BytesIO()
+        picture(width, height).convert("L").save(out, "JPEG", quality=80)
+        files.append(out.getvalue())
+    return files
+
+
+FILES = sampled_files()
+
+
+@pytest.mark.parametrize("name", GEOMETRIES)
+def test_pixels_are_pillows_for_every_sampling_and_geometry(name: str):
+    got = assert_pillows(FILES, GEOMETRIES[name], Resampling())
+    beyond = {"random crop with padding"}  # a crop that reaches beyond its image is the fallback's
+    if name not in beyond:
+        assert got.decoders == {"native": len(FILES)}
+
+
+@pytest.mark.parametrize("filter_name", ["nearest", "bilinear", "bicubic", "box", "hamming", "lanczos"])
+def test_pixels_are_pillows_for_every_filter(filter_name: str):
+    for geometry in ("random crop, resized", "resize and centre", "enlarged"):
+        got = assert_pillows(FILES[:12], GEOMETRIES[geometry], Resampling(filter_name))
+        assert got.decoders == {"native": 12}
+
+
+def test_many_random_crops_equal_those_of_the_whole_image():
+    crop = [ops.RandomResizedCrop(16, 16, (0.01, 1.0), (0.3, 3.0))]
+    for seed in range(12):
+        assert_pillows(FILES, crop, Resampling("bicubic"))
+        batch = join_encoded(FILES)
+        mine, theirs = decoded(native(), batch, crop, seed), decoded(PillowDecoder(Resampling()), batch, crop, seed)
+        assert all(np.array_equal(a, b) for a, b in zip(mine.images, theirs.images, strict=True))
+
+
+def test_other_kinds_go_to_the_fallback_inside_the_batch():
+    files = [*every_kind().values(), FILES[0]]
+    got = assert_pillows(files, GEOMETRIES["random crop, resized"], Resampling())
+    assert got.decoders["native"] >= 1 and got.decoders["pillow"] >= 1
+    assert sum(got.decoders.values()) == len(files)
+
+
+def test_damage_has_pillows_verdict_and_costs_no_neighbour():
+    good = FILES[3]
+    generator = np.random.default_rng(8)
+    files: list[bytes] = [good]
+    for _ in range(150):
+        damaged = bytearray(FILES[int(generator.integers(len(FILES)))])
+        kind = generator.integers(3)
+        if kind == 0:
+            damaged = damaged[: int(generator.integers(len(damaged)))]
+        else:
+            for _ in range(int(generator.integers(1, 4))):
+                damaged[int(generator.integers(2 if kind == 1 else len(damaged) // 2, len(damaged)))] ^= 1 << int(
+                    generator.integers(8)
+                )
+        files += [bytes(damaged), good]
+    got = assert_pillows(files, [], Resampling())
+    clean = decoded(native(), join_encoded([good]), []).images[0]
+    assert all(np.array_equal(got.images[place], clean) for place in range(0, len(files), 2))
+
+
+def test_threads_share_one_decoder_and_change_nothing():
+    decoder, batch, crop = native(), join_encoded(FILES), GEOMETRIES["random crop, resized"]
+    wanted = decoded(decoder, batch, crop).images
+    wrong: list[int] = []
+
+    def work(number: int) -> None:
+        for _ in range(5):
+            got = decoded(decoder, batch, crop).images
+            wrong.extend(number for a, b in zip(got, wanted, strict=True) if not np.array_equal(a, b))
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_images_that_are_kept_are_not_overwritten():
+    decoder, batch, crop = native(), join_encoded(FILES), GEOMETRIES["random crop, resized"]
+    kept = decoded(decoder, batch, crop).images
+    copies = [None if image is None else image.copy() for image in kept]
+    for seed in range(4):
+        decoded(decoder, batch, crop, seed)
+    assert all(np.array_equal(a, b) for a, b in zip(kept, copies, strict=True))
+
+
+def test_a_crop_larger_than_the_image_is_a_failure_as_pillows():
+    got = assert_pillows([encoded(picture(20, 20)), encoded(picture(90, 80))], [ops.RandomCrop(30, 30)], Resampling())
+    assert list(got.failures) == [0] and got.images[1] is not None
+
+
+def test_the_order_of_passes_of_the_installed_pillow_is_known():
+    assert pass_order() is not None
+
+
+def test_the_odd_jpegs_have_pillows_pixels_and_verdicts(real_data: Path):
+    files = [path.read_bytes() for path in sorted((real_data / "jpeg-conformance").glob("*.jp*g"))]
+    for geometry in (GEOMETRIES["whole"], GEOMETRIES["random crop, resized"]):
+        got = assert_pillows(files, geometry, Resampling())
+        assert got.decoders["native"] > 30 and len(got.failures) > 3
+
+
+def test_photographs_have_pillows_pixels(photos: Path):
+    files = [path.read_bytes() for path in sorted(photos.rglob("*.JPEG"))[::5]]
+    for geometry in ([], [ops.RandomResizedCrop(224, 224, (0.08, 1.0), (0.75, 4 / 3))]):
+        got = assert_pillows(files, geometry, Resampling())
+        assert got.decoders["native"] > 0.9 * len(files)

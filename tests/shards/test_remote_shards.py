@@ -1,0 +1,221 @@
+"""Shards behind HTTP: versions are told apart, what passes is asked again, what stays wrong is named with a cure."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import warnings
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from gpuload.core.errors import ShardError
+from gpuload.shards import urls as urls_module
+from gpuload.shards.catalog import open_catalog
+from gpuload.shards.urls import stamp
+from gpuload.shards.write_tar import END, header, padding
+
+ROOT = Path(__file__).parents[2]
+
+
+class Server(ThreadingHTTPServer):
+    """Serves `files` with ranges. headers: sent with each. faults: path -> statuses that the next requests meet."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.files: dict[str, bytes] = {}
+        self.headers: dict[str, str] = {}
+        self.faults: dict[str, list[int]] = {}
+        self.requests: list[str] = []
+        self.hangs = False
+        self.hanging, self.released = threading.Event(), threading.Event()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+
+class Handler(BaseHTTPRequestHandler):
+    server: Server
+
+    def log_message(self, *_):
+        pass
+
+    def do_HEAD(self):
+        self.do_GET()
+
+    def do_GET(self):
+        server, path = self.server, self.path.partition("?")[0]
+        server.requests.append(path)
+        if server.hangs:
+            server.hanging.set()
+            server.released.wait(60)
+            return
+        faults = server.faults.get(path)
+        data = server.files.get(path)
+        if faults or data is None:
+            self.send_error(faults.pop(0) if faults else 404)
+            return
+        status, part = 200, data
+        if "Range" in self.headers:
+            begin, end = (int(x) for x in self.headers["Range"].removeprefix("bytes=").split("-"))
+            status, part = 206, data[begin : end + 1]
+        self.send_response(status)
+        for name, value in {"Content-Type": "application/x-tar", **server.headers}.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(part)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(part)
+
+
+@pytest.fixture
+def server(tmp_path, monkeypatch):
+    pytest.importorskip("aiohttp", reason="fsspec's HTTP file system needs aiohttp: remote shards go untested here")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(urls_module, "BACKOFF_S", 0.001)
+    server = Server()
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield server
+    server.released.set()
+    server.shutdown()
+    server.server_close()
+
+
+def tar(labels) -> bytes:
+    parts = []
+    for i, label in enumerate(labels):
+        for name, data in ((f"{i}.cls", str(label).encode()), (f"{i}.jpg", b"J" * 700)):
+            parts.append(header(name, len(data)) + data + padding(len(data)))
+    return b"".join(parts) + END
+
+
+def open_labels(*urls: str) -> list[int]:
+    return open_catalog(list(urls), format="tar", on_error="raise", options={}).table.labels.tolist()
+
+
+@pytest.mark.parametrize("name", ["ETag", "etag", "Last-Modified", "LAST-MODIFIED", "Content-MD5", "Digest"])
+def test_a_shard_replaced_by_one_of_the_same_size_is_indexed_again(server, name):
+    for second, labels in enumerate(([1, 2], [7, 8])):
+        server.files = {"/a.tar": tar(labels), "/b.tar": tar(labels)}
+        server.headers = {name: formatdate(second, usegmt=True) if "mod" in name.lower() else f'"{second}"'}
+        for _ in range(2):
+            assert open_labels(f"{server.url}/a.tar", f"{server.url}/b.tar") == labels * 2
+        assert stamp(f"{server.url}/a.tar", {}).version
+
+
+def test_without_any_version_no_index_is_trusted_and_that_is_said_once(server):
+    for labels in ([1, 2], [7, 8]):
+        server.files = {"/a.tar": tar(labels), "/b.tar": tar(labels)}
+        with pytest.warns(UserWarning, match="neither etag nor modification time") as said:
+            assert open_labels(f"{server.url}/a.tar?sig=secret", f"{server.url}/b.tar") == labels * 2
+        assert len(said) == 1 and "1 more shards" in str(said[0].message) and "secret" not in str(said[0].message)
+        with pytest.warns(UserWarning, match="indexed anew"):
+            assert open_labels(f"{server.url}/a.tar") == labels
+
+
+@pytest.mark.parametrize("status", [500, 503, 429])
+def test_what_passes_is_asked_again(server, status):
+    server.files, server.headers = {"/a.tar": tar([3])}, {"ETag": "1"}
+    server.faults = {"/a.tar": [status] * 3, "/classes.json": [status]}
+    assert open_labels(f"{server.url}/a.tar") == [3]
+    assert not server.faults["/a.tar"] and server.requests.count("/classes.json") == 2
+
+
+@pytest.mark.parametrize("status", [403, 401, 404])
+def test_class_names_that_may_not_be_seen_are_absent(server, status):
+    server.files, server.headers = {"/a.tar": tar([3])}, {"ETag": "1"}
+    server.faults = {"/classes.json": [status]}
+    assert open_catalog(f"{server.url}/a.tar", format="tar", on_error="raise", options={}).classes is None
+
+
+@pytest.mark.parametrize(
+    ("status", "problem"),
+    [
+        (403, "access is denied: 403 Forbidden. .*storage_options="),
+        (404, "it does not exist. Check the path"),
+        (503, "it cannot be read: 503 .*4 attempts.*. Check the address, the network and the server"),
+    ],
+)
+@pytest.mark.parametrize("format", ["auto", "tar"])
+def test_what_stays_wrong_says_what_where_and_cure_and_no_secret(server, status, problem, format):
+    server.files, server.faults = {"/a.tar": tar([3])}, {"/a.tar": [status] * 99}
+    url = f"{server.url}/a.tar?X-Signature=secret"
+    with pytest.raises(ShardError, match=rf"shard {server.url}/a.tar\?\.\.\.: {problem}") as raised:
+        open_catalog(url, format=format, on_error="raise", options={})
+    error: BaseException | None = raised.value
+    while error is not None:  # as a traceback shows it
+        assert "secret" not in str(error)
+        error = error.__cause__
+
+
+def test_nobody_there_is_an_error_with_a_cure(server):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(ShardError, match="cannot be read: .*attempts.*Check the address"):
+        open_labels(f"{server.url}/a.tar")
+
+
+def test_a_server_that_ignores_ranges_is_named(server, monkeypatch):
+    server.files, server.headers = {"/a.tar": tar([3])}, {"ETag": "1"}
+    monkeypatch.setattr("gpuload.shards.tar.REMOTE_WINDOW_BYTES", 600)
+    monkeypatch.setattr(Handler, "do_GET", without_ranges(Handler.do_GET))
+    with pytest.raises(ShardError, match="ignores ranges"):
+        open_labels(f"{server.url}/a.tar")
+
+
+def without_ranges(get):
+    def do_get(self):
+        del self.headers["Range"]
+        get(self)
+
+    return do_get
+
+
+OPEN = """
+import sys
+from gpuload.shards.manifest import open_manifest
+print("opening", flush=True)
+open_manifest(sys.argv[1:], {})
+"""
+
+
+def test_ctrl_c_ends_at_once_while_a_server_hangs(server):
+    server.hangs = True
+    urls = [f"{server.url}/{i}.tar" for i in range(3)]
+    child = subprocess.Popen([sys.executable, "-c", OPEN, *urls], cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    assert server.hanging.wait(60)
+    child.send_signal(signal.SIGINT)
+    try:
+        _, said = child.communicate(timeout=20)  # the server holds its answers back for a minute
+    finally:
+        child.kill()
+    assert "KeyboardInterrupt" in said and child.returncode != 0
+
+
+READ = """
+import sys
+from gpuload import ShardDataset
+dataset = ShardDataset(sys.argv[1])
+assert len(dataset.get_encoded(0)[0].data) == 700
+"""
+
+
+def test_a_data_set_left_open_ends_without_noise(server):
+    server.files, server.headers = {"/a.tar": tar([3])}, {"ETag": "1"}
+    command = [sys.executable, "-c", READ, f"{server.url}/a.tar"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0 and done.stderr == ""
+
+
+def test_no_warning_where_versions_are_told(server):
+    server.files, server.headers = {"/a.tar": tar([3])}, {"Last-Modified": formatdate(1, usegmt=True)}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert open_labels(f"{server.url}/a.tar") == [3]
