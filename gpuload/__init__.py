@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     )
     from gpuload.core.structure import EncodedImage
     from gpuload.dataset import ShardDataset
+    from gpuload.decode.single import decode_jpeg
     from gpuload.loader import DataLoader
 
 __version__ = "0.1.0"
@@ -39,9 +40,15 @@ __all__ = [
     "SampleError",
     "ShardDataset",
     "ShardError",
+    "decode_jpeg",
 ]
 
-_HOMES = {"DataLoader": "gpuload.loader", "ShardDataset": "gpuload.dataset", "EncodedImage": "gpuload.core.structure"}
+_HOMES = {
+    "DataLoader": "gpuload.loader",
+    "ShardDataset": "gpuload.dataset",
+    "EncodedImage": "gpuload.core.structure",
+    "decode_jpeg": "gpuload.decode.single",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -124,6 +124,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             held, self._held = self._held, None
             raise held
         self.record.ended()
+        self._flow.check_delivered()
         raise StopIteration
 
     def close(self) -> None:

@@ -197,8 +197,7 @@ def test_all_samples_bad(threads: int, error_files_are_removed: list[gpuload.Dat
     for _ in range(2):
         iterator = iter(loader)
         with pytest.raises(gpuload.GpuloadError, match="delivered nothing.*UnidentifiedImageError"):
-            assert list(iterator) == []
-            iterator._flow.check_delivered()
+            list(iterator)
     assert sum(loader.stats().errors.values()) == 18 and len(listed(loader)) == 9
     assert {line["problem"] for line in listed(loader)} == {"UnidentifiedImageError: cannot identify image file"}
 
