@@ -15,10 +15,12 @@ import argparse
 import io
 import json
 import os
+import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
@@ -70,6 +72,15 @@ def cpu_us(decode: Decode, files: Sequence[bytes], crops: Sequence[tuple[int, in
     return (time.process_time() - began) / len(files) * 1e6
 
 
+def machine() -> dict[str, str]:
+    """What a figure is worth nothing without."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    versions = {name: metadata.version(name) for name in ("numba", "numpy", "pillow")}
+    return {"cpu": (models or [platform.machine()])[0], "python": platform.python_version(), **versions}
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.jpeg", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", nargs="?", default=os.path.join(os.environ.get("GPULOAD_DATA", ""), "photos"))
@@ -92,7 +103,8 @@ def main(argv: Sequence[str]) -> int:
         rounds = [(cpu_us(ours, files, crops), cpu_us(theirs, files, crops)) for _ in range(asked.rounds)]
         mine, pillows = (statistics.median(column) for column in zip(*rounds, strict=True))
         ratio = statistics.median(b / a for a, b in rounds)
-        lines.append({"case": case, "ratio": ratio, "ours": mine, "theirs": pillows, "images": len(files)})
+        figures = {"case": case, "ratio": ratio, "ours": mine, "theirs": pillows, "images": len(files)}
+        lines.append(figures | {"rounds": asked.rounds, "machine": machine()})
         sys.stdout.write(f"{case:36} {mine:7.0f} us   Pillow {pillows:7.0f} us   {ratio:.2f} x\n")
     if asked.json:
         with Path(asked.json).open("a") as out:

@@ -42,6 +42,7 @@ from gpuload.core.batch import DecodedRows, EncodedBatch
 from gpuload.core.errors import ConfigError, EpochCancelledError, MissingDependencyError
 from gpuload.core.geometry import GEOMETRY, Resampling
 from gpuload.core.protocols import Decoder, Resolve
+from gpuload.decode.fallback import decode_rest
 from gpuload.decode.jpeg_header import JpegHeader, read_header
 
 ROWS_PER_TASK = (8, 32)  # least and most: a run costs ~1 ms of CPU whatever its size (8 rows 6%, 32 rows 1.5% of a run)
@@ -189,12 +190,7 @@ class DaliDecoder:
                 images = _decoded(pipeline, [encoded.encoded(rows[place]) for place in places], task)
             for place, image, region in zip(places, images, task, strict=True):
                 out.images[place] = None if image is None else self._windowed(image, region)
-        done = sum(image is not None for image in out.images)
-        if done:
-            out.decoders[self.name] = done
-        for place, row in enumerate(rows):
-            if out.images[place] is None and row not in encoded.failures:
-                self._fall_back(encoded, place, out, resolve)
+        decode_rest(self._fallback, encoded, out, resolve, name=self.name)
         return out
 
     def close(self) -> None:
@@ -238,14 +234,6 @@ class DaliDecoder:
         canvas[:] = self._resampling.fill
         canvas[y : y + image.shape[0], x : x + image.shape[1]] = image
         return canvas
-
-    def _fall_back(self, encoded: EncodedBatch, place: int, out: DecodedRows, resolve: Resolve) -> None:
-        row = out.rows[place]
-        part = self._fallback.decode(encoded, range(row, row + 1), resolve)
-        out.images[place], out.geometry[place] = part.images[0], part.geometry[0]
-        out.failures.update(part.failures)
-        for name, count in part.decoders.items():
-            out.decoders[name] = out.decoders.get(name, 0) + count
 
     def _disinherit(self) -> None:
         """In a forked child: become closed without touching what only the parent's threads can finish."""

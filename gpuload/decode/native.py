@@ -22,6 +22,7 @@ from PIL import Image
 from gpuload.core.batch import DecodedRows, EncodedBatch
 from gpuload.core.geometry import GEOMETRY, Resampling
 from gpuload.core.protocols import Decoder, Resolve
+from gpuload.decode.fallback import decode_rest
 from gpuload.kernels import color, entropy, huffman, idct, resample
 from gpuload.kernels import jpeg_header as jpeg
 from gpuload.kernels import resample_weights as weights
@@ -98,13 +99,11 @@ class NativeDecoder:
                 parsed[place] = header
         self._place(parsed, out, resolve)
         for place, header in parsed.items():
-            out.images[place] = self._pixels(header, out.geometry[place])
-        done = sum(image is not None for image in out.images)
-        if done:
-            out.decoders[self.name] = done
-        for place, row in enumerate(rows):
-            if out.images[place] is None and row not in encoded.failures:
-                self._fall_back(encoded, place, out, resolve)
+            try:
+                out.images[place] = self._pixels(header, out.geometry[place])
+            except ValueError:  # sizes that a kernel refuses: Pillow then has them, or says why not
+                out.images[place] = None
+        decode_rest(self._fallback, encoded, out, resolve, name=self.name)
         return out
 
     def close(self) -> None:
@@ -121,14 +120,6 @@ class NativeDecoder:
             out.geometry[places] = resolve([out.rows[place] for place in places], sizes[:, 0], sizes[:, 1])
         except ValueError:
             parsed.clear()
-
-    def _fall_back(self, encoded: EncodedBatch, place: int, out: DecodedRows, resolve: Resolve) -> None:
-        row = out.rows[place]
-        part = self._fallback.decode(encoded, range(row, row + 1), resolve)
-        out.images[place], out.geometry[place] = part.images[0], part.geometry[0]
-        out.failures.update(part.failures)
-        for name, count in part.decoders.items():
-            out.decoders[name] = out.decoders.get(name, 0) + count
 
     def _pixels(self, parsed: _Parsed, geometry: np.ndarray) -> np.ndarray | None:
         """The window of the image, uint8 (h, w, 3); None where it is the fallback's."""

@@ -1,0 +1,21 @@
+"""What one decoder leaves, another takes: in the same batch, image by image, counted under the other's name."""
+
+from __future__ import annotations
+
+from gpuload.core.batch import DecodedRows, EncodedBatch
+from gpuload.core.protocols import Decoder, Resolve
+
+
+def decode_rest(fallback: Decoder, encoded: EncodedBatch, out: DecodedRows, resolve: Resolve, *, name: str) -> None:
+    """Count what `name` has decoded, and have `fallback` decode every row without an image that could be read."""
+    done = sum(image is not None for image in out.images)
+    if done:
+        out.decoders[name] = done
+    for place, row in enumerate(out.rows):
+        if out.images[place] is not None or row in encoded.failures:
+            continue
+        part = fallback.decode(encoded, range(row, row + 1), resolve)
+        out.images[place], out.geometry[place] = part.images[0], part.geometry[0]
+        out.failures.update(part.failures)
+        for other, count in part.decoders.items():
+            out.decoders[other] = out.decoders.get(other, 0) + count
