@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import platform
+import time
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
@@ -41,13 +42,24 @@ def cache_directory() -> Path:
     return base / "gpuload" / "kernels" / digest.hexdigest()[:20]
 
 
-@cache
-def _announce() -> None:
-    """Say once why the first start on a machine takes a while."""
-    if not cache_directory().is_dir():
-        logging.getLogger("gpuload").warning(
-            "compiling gpuload's kernels for this processor, once: some 10 to 30 s; kept in %s", cache_directory()
-        )
+class _Patience:
+    """Says once, when compiling has gone on for a while, what takes so long."""
+
+    AFTER_S = 5.0
+
+    def __init__(self) -> None:
+        self._spent_s, self._told = 0.0, False
+
+    def spent(self, seconds: float) -> None:
+        self._spent_s += seconds
+        if self._spent_s > self.AFTER_S and not self._told:
+            self._told = True
+            logging.getLogger("gpuload").warning(
+                "compiling gpuload's kernels for this processor, once; it takes some 20 s in all; kept in %s", cache_directory()
+            )
+
+
+_patience = _Patience()
 
 
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
@@ -99,12 +111,14 @@ def kernel(signatures: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for the CPU, for exactly these signatures, releasing the GIL while it runs."""
 
     def decorate(function: Callable[..., Any]) -> Any:
-        _announce()
+        began = time.perf_counter()
         dispatcher: Any = numba.njit(nogil=True)(function)
         dispatcher._cache = _Cache(function)
         for signature in signatures:
             dispatcher.compile(signature)
         dispatcher.disable_compile()
+        if dispatcher.stats.cache_misses:
+            _patience.spent(time.perf_counter() - began)
         return dispatcher
 
     return decorate

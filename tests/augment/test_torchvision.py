@@ -222,7 +222,7 @@ def test_attributes_set_after_construction_count():
 @pytest.mark.parametrize(
     ("transform", "reason"),
     [
-        (None, "no transform that makes tensors"),
+        (None, "the data set has no transform"),
         (v1.Compose([]), "leaves PIL images"),
         (v1.Resize(9), "leaves PIL images"),
         (v1.Compose([v1.ColorJitter(), v1.ToTensor()]), "starts with ColorJitter, which needs the decoded PIL image"),
