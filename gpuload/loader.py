@@ -6,6 +6,7 @@ the accelerated one is `accelerated.py`'s, the other is torch's own code, reache
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import warnings
@@ -68,6 +69,15 @@ class OrderSampler(Sampler[int]):
                 "pass sampler=torch.utils.data.DistributedSampler(dataset) in its place",
                 stacklevel=3,
             )
+
+    def _tell(self, plan: LoaderPlan) -> None:
+        """Say once what the user would want to know of torch's path; all of it stands in explain() and stats()."""
+        reasons = "; ".join(plan.reasons)
+        if plan.ignored:
+            told = f"{', '.join(plan.ignored)}: without effect, since this loader takes torch's path: {reasons}"
+            warnings.warn(told, stacklevel=5)
+        elif self.accelerate and (self.worker_init_fn is not None or self.multiprocessing_context is not None):
+            logging.getLogger("gpuload").warning("not accelerated: %s", reasons)
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is."""
@@ -194,13 +204,9 @@ class DataLoader(TorchDataLoader[T_co]):
                 raise NotAcceleratedError(
                     'accelerate="require" was given, but this loader takes torch\'s path: ' + "; ".join(plan.reasons)
                 )
-            if plan.ignored and not self._told:
+            if not self._told:
                 self._told = True
-                warnings.warn(
-                    f"{', '.join(plan.ignored)}: without effect, since this loader takes torch's path: "
-                    + "; ".join(plan.reasons),
-                    stacklevel=3,
-                )
+                self._tell(plan)
             return torch_iterator(self, plan.reasons)
         from gpuload.accelerated import AcceleratedIterator  # the compiler behind it takes 0.4 s to import
         from gpuload.wiring import Wiring
@@ -209,6 +215,15 @@ class DataLoader(TorchDataLoader[T_co]):
         if self._wiring is None or not self._wiring.serves(self, plan):
             self._wiring = Wiring(self, plan, self.bad_samples)
         return AcceleratedIterator(self, self._wiring)
+
+    def _tell(self, plan: LoaderPlan) -> None:
+        """Say once what the user would want to know of torch's path; all of it stands in explain() and stats()."""
+        reasons = "; ".join(plan.reasons)
+        if plan.ignored:
+            told = f"{', '.join(plan.ignored)}: without effect, since this loader takes torch's path: {reasons}"
+            warnings.warn(told, stacklevel=5)
+        elif self.accelerate and (self.worker_init_fn is not None or self.multiprocessing_context is not None):
+            logging.getLogger("gpuload").warning("not accelerated: %s", reasons)
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is, for `seed=`, `order=` and a sampler that has a set_epoch of its own.
