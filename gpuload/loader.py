@@ -70,15 +70,6 @@ class OrderSampler(Sampler[int]):
                 stacklevel=3,
             )
 
-    def _tell(self, plan: LoaderPlan) -> None:
-        """Say once what the user would want to know of torch's path; all of it stands in explain() and stats()."""
-        reasons = "; ".join(plan.reasons)
-        if plan.ignored:
-            told = f"{', '.join(plan.ignored)}: without effect, since this loader takes torch's path: {reasons}"
-            warnings.warn(told, stacklevel=5)
-        elif self.accelerate and (self.worker_init_fn is not None or self.multiprocessing_context is not None):
-            logging.getLogger("gpuload").warning("not accelerated: %s", reasons)
-
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is."""
         self.epoch = epoch
