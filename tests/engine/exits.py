@@ -224,6 +224,7 @@ def begin(name: str, folder: Path) -> Child:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
     for warm_up in (random_crop(), jittered()):  # loads and compiles everything before the first fork, on no thread
         next(iter(folder_loader(Path(sys.argv[1]), warm_up, batch_size=4, num_workers=0)))
     gc.freeze()  # else each child's end visits all of torch once more, for 1.5 s

@@ -179,7 +179,8 @@ def without_ranges(get):
 
 
 OPEN = """
-import sys
+import signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs are born ignoring it
 from gpuload.shards.manifest import open_manifest
 print("opening", flush=True)
 open_manifest(sys.argv[1:], {})
