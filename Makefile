@@ -8,12 +8,13 @@ RUN    := $(VENV)/bin
 STAMP  := $(VENV)/installed-$(firstword $(shell cat pyproject.toml tools/install.py | cksum))
 
 .NOTPARALLEL:
-.PHONY: help demo test test-full lint gpu-check bench clean
+.PHONY: help demo test test-full fuzz lint gpu-check bench clean
 
 help:
 	@echo 'make demo       train beside torch'"'"'s DataLoader, write demo-report.html (DATA=DIR|URL: on your own images)'
 	@echo 'make test       lint, types, tests that need nothing but Python (10 minutes on 2 cores)'
 	@echo 'make test-full  tests that need a browser, peers or the network; installs those'
+	@echo 'make fuzz       a million damaged JPEGs through the decoder, an hour (COUNT=N)'
 	@echo 'make bench      the comparison with other loaders (DATA=DIR|URL)'
 	@echo 'make gpu-check  what only a machine with a GPU can show'
 	@echo 'make lint       ruff and mypy'
@@ -27,6 +28,9 @@ test: lint
 
 test-full: $(STAMP)-dev $(STAMP)-bench $(STAMP)-demo chromium
 	$(RUN)/python -m pytest -m full
+
+fuzz: $(STAMP)-dev
+	$(RUN)/python -m tests.fuzz --count $(or $(COUNT),1000000)
 
 lint: $(STAMP)-dev
 	$(RUN)/ruff check

@@ -30,11 +30,24 @@ STOP_WAIT_S = 2.0
 
 ON_ERROR = ("raise", "skip", "replace")
 DECODERS = ("auto", "native", "pillow", "dali")
+FIDELITIES = ("exact", "fast")
+ENTROPY_INDEX = ("learn", "read", "off")
 
 
-def check(*, decoder: str, on_error: str, accelerate: bool | str, seed: int | None, order: str | None) -> None:
+def check(
+    *,
+    decoder: str,
+    fidelity: str,
+    entropy_index: str,
+    on_error: str,
+    accelerate: bool | str,
+    seed: int | None,
+    order: str | None,
+) -> None:
     """Raises ConfigError that names the argument of DataLoader, what it was given and what it takes."""
     _one_of("decoder", decoder, DECODERS)
+    _one_of("fidelity", fidelity, FIDELITIES)
+    _one_of("entropy_index", entropy_index, ENTROPY_INDEX)
     _one_of("on_error", on_error, ON_ERROR)
     if accelerate not in (True, False, "require"):
         raise ConfigError(f'accelerate must be True, False or "require", got {accelerate!r}')

@@ -26,6 +26,7 @@ from gpuload.core.refs import SAMPLE_REF
 from gpuload.core.structure import IMAGE, Column, EncodedImage, fill
 from gpuload.fetch.reader import reader_for
 from gpuload.shards.catalog import Catalog, open_catalog
+from gpuload.shards.index import sidecars_of
 from gpuload.shards.table import NO_LABEL, Finding
 
 Urls = str | os.PathLike | Iterable
@@ -169,6 +170,10 @@ class ShardDataset(Dataset):
         """A reader of `files`, the caller's to close. The data set has one of its own."""
         urls = self.files if self._catalog.format == "tar" else self.files[:1]  # a folder's lie in one place
         return reader_for(urls, storage_options=self.storage_options)
+
+    def sidecars(self) -> list[str]:
+        """The files of seek points that lie beside its shards (`gpuload index` makes them)."""
+        return sidecars_of(self.files) if self._catalog.format == "tar" else []
 
     def close(self) -> None:
         """Close files and threads; reading opens them again."""

@@ -94,6 +94,11 @@ class DataLoader(TorchDataLoader[T_co]):
     device: where batches are delivered: "auto" (the current GPU where one works, else the CPU), "cpu", "cuda:1"...
     dtype, memory_format: of the images; None: what the transform gives. E.g. torch.bfloat16, torch.channels_last.
     decoder: "native" (gpuload's own, Pillow's pixels to the bit), "pillow", "dali" (0.16 of 255 away). "auto": native.
+    fidelity: of decoder="native": "exact", Pillow's pixels; "fast": within 0.6 of 255 on average, for less work on
+        large images.
+    entropy_index: seek points into JPEGs, by which a crop is decoded without what stands before it: "learn" (those of
+        `gpuload index` and `pack`, and what first epochs leave in the cache directory), "read" (leave nothing), "off".
+        Pixels are the same.
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
     seed, order: gpuload's own order, "shuffle" or "sequential", and augmentation, as a function of
@@ -130,13 +135,23 @@ class DataLoader(TorchDataLoader[T_co]):
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
         decoder: str = "auto",
+        fidelity: str = "exact",
+        entropy_index: str = "learn",
         on_error: str = "raise",
         seed: int | None = None,
         order: str | None = None,
         accelerate: bool | str = True,
         progress: bool = False,
     ):
-        config.check(decoder=decoder, on_error=on_error, accelerate=accelerate, seed=seed, order=order)
+        config.check(
+            decoder=decoder,
+            fidelity=fidelity,
+            entropy_index=entropy_index,
+            on_error=on_error,
+            accelerate=accelerate,
+            seed=seed,
+            order=order,
+        )
         _check_formats(device, dtype, memory_format)
         auto = isinstance(num_workers, Automatic)
         ahead = prefetch_factor
@@ -173,7 +188,8 @@ class DataLoader(TorchDataLoader[T_co]):
         elif ahead is None and num_workers > 0:
             self.prefetch_factor = AUTO_DEPTH
         self.device, self.dtype, self.memory_format = device, dtype, memory_format
-        self.decoder, self.on_error, self.accelerate, self.progress = decoder, on_error, accelerate, progress
+        self.decoder, self.fidelity, self.entropy_index = decoder, fidelity, entropy_index
+        self.on_error, self.accelerate, self.progress = on_error, accelerate, progress
         self.seed, self.order = seed, order
         self.epoch = 0
         self._next_epoch = 0

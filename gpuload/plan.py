@@ -120,7 +120,7 @@ def choose_decoder(asked: str, resampling: Resampling) -> str:
 
 def _ignored(loader: Any) -> tuple[str, ...]:
     """What was asked of gpuload that torch's path does not do."""
-    usual = {"dtype": None, "memory_format": None, "on_error": "raise"}
+    usual = {"dtype": None, "memory_format": None, "on_error": "raise", "fidelity": "exact"}
     given = [f"{name}={getattr(loader, name)!r}" for name, value in usual.items() if getattr(loader, name) != value]
     if loader.decoder == "dali":
         given.append("decoder='dali'")

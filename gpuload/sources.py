@@ -139,6 +139,9 @@ class FolderSource:
         encoded.columns = (_column(targets),)
         return encoded
 
+    def sidecars(self) -> Sequence[str]:
+        return ()
+
     def close(self) -> None:
         self._reader.close()
 
@@ -174,6 +177,9 @@ class EncodedSource:
         encoded = join_encoded(parts, (), failures)
         encoded.samples = samples
         return encoded
+
+    def sidecars(self) -> Sequence[str]:
+        return ()
 
     def close(self) -> None:
         """Nothing of ours to free."""
@@ -215,6 +221,9 @@ class ShardSource:
         encoded.lengths[list(encoded.failures)] = 0
         return encoded
 
+    def sidecars(self) -> Sequence[str]:
+        return self._dataset.sidecars()
+
     def close(self) -> None:
         self._reader.close()
 
@@ -251,6 +260,9 @@ class SubsetSource:
         encoded = self._inner.fetch(as_ids(inner))
         encoded.failures.update(failures)
         return encoded
+
+    def sidecars(self) -> Sequence[str]:
+        return self._inner.sidecars()
 
     def close(self) -> None:
         self._inner.close()

@@ -14,7 +14,7 @@ import torch
 
 from gpuload.collate import DirectCollate, SampleCollate
 from gpuload.core.batch import TensorSpec
-from gpuload.core.protocols import Decoder
+from gpuload.core.protocols import Decoder, Source
 from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
 from gpuload.device.cuda import make_device, resolve
@@ -40,7 +40,7 @@ class Wiring:
         source = plan.understood.open_source()
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
         threads = plan.threads
-        decoder = _decoder(plan, threads=max(1, threads), rows=rows)
+        decoder = _decoder(loader, plan, source, threads=max(1, threads), rows=rows)
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
         self.depth = loader.depth
@@ -84,7 +84,8 @@ class Wiring:
 def _identity(loader: Any) -> tuple[Any, ...]:
     """What else, beside the plan, an engine is made of. Held strongly, so that no id is used twice."""
     dataset = loader.dataset
-    return (_Same(dataset), _Same(loader.collate_fn), loader.device, loader.on_error, loader.depth, loader.pin_memory)
+    settings = (loader.device, loader.on_error, loader.depth, loader.pin_memory, loader.fidelity, loader.entropy_index)
+    return (_Same(dataset), _Same(loader.collate_fn), *settings)
 
 
 def _image_memory(dtype: str, height: int, width: int) -> ImageMemory:
@@ -106,18 +107,21 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _decoder(plan: LoaderPlan, *, threads: int, rows: int) -> Decoder:
+def _decoder(loader: Any, plan: LoaderPlan, source: Source, *, threads: int, rows: int) -> Decoder:
     assert plan.augment is not None
     resampling = plan.augment.resampling
     pillow = PillowDecoder(resampling, plan.augment.resize)
     if plan.decoder == "pillow":
         return pillow
     if plan.decoder == "native":
-        from gpuload.decode.native import (
-            NativeDecoder,
-        )  # its kernels take 0.4 s to load, 20 to compile for the first time
+        # Here, since its kernels take 0.4 s to load, and 20 to compile for the first time.
+        from gpuload.decode.entropy_index import EntropyIndex
+        from gpuload.decode.native import NativeDecoder
 
-        return NativeDecoder(resampling, pillow, plan.augment.resize)
+        index = None
+        if loader.entropy_index != "off":
+            index = EntropyIndex(source.sidecars(), learn=loader.entropy_index == "learn")
+        return NativeDecoder(resampling, pillow, plan.augment.resize, index)
     return DaliDecoder(threads=threads, resampling=resampling, max_rows=rows, fallback=pillow)
 
 

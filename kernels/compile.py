@@ -17,7 +17,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterable
-from functools import cache
+from functools import cache, wraps
 from pathlib import Path
 from typing import Any
 
@@ -107,7 +107,22 @@ class _Cache(caching.FunctionCache):  # type: ignore[misc]
             return
 
 
-def kernel(signatures: Iterable[str]) -> Callable[[Callable[..., Any]], Any]:
+def on_demand(signatures: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
+    """`kernel` for what no loader calls: the same, compiled when Python first calls it."""
+
+    def decorate(function: Callable[..., Any]) -> Any:
+        compiled = cache(lambda: kernel(signatures)(function))
+
+        @wraps(function)
+        def call(*arguments: Any) -> Any:
+            return compiled()(*arguments)
+
+        return call
+
+    return decorate
+
+
+def kernel(signatures: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
     """Compile a function for the CPU, for exactly these signatures, releasing the GIL while it runs."""
 
     def decorate(function: Callable[..., Any]) -> Any:

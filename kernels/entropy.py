@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import numba
 import numpy as np
-from gpuload.kernels.compile import kernel
+from gpuload.kernels.compile import kernel, on_demand
 from gpuload.kernels.huffman import APART, END, LONG, TABLE_SIZE, WINDOW, long_entry
 from gpuload.kernels.jpeg_header import (
     BLOCKS_IN_MCU,
@@ -60,7 +60,7 @@ POINT_SIZE = 5
 BYTE, BIT, PREDICTOR = 0, 1, 2
 
 # The layout: one number each, then six rows of one number a block of the MCU.
-_WIDE, _HIGH, _LEFT, _TOP, _WINDOW_WIDE, _WINDOW_HIGH, _INTERVAL, _BLOCKS, _IN_MCU = range(9)
+_WIDE, _HIGH, _LEFT, TOP, _WINDOW_WIDE, _WINDOW_HIGH, _INTERVAL, _BLOCKS, _IN_MCU = range(9)
 _START, _STEP_X, _STEP_Y, _COMPONENT, _DC, _AC = range(16, 16 + 6 * MOST_BLOCKS_IN_MCU, MOST_BLOCKS_IN_MCU)
 LAYOUT_SIZE = 16 + 6 * MOST_BLOCKS_IN_MCU
 
@@ -235,7 +235,7 @@ def lay_out(header, rows, window, layout):
     width and height in MCUs, within the image.
     """
     layout[_WIDE], layout[_HIGH] = header[MCUS_WIDE], header[MCUS_HIGH]
-    layout[_LEFT], layout[_TOP], layout[_WINDOW_WIDE], layout[_WINDOW_HIGH] = window[0], window[1], window[2], window[3]
+    layout[_LEFT], layout[TOP], layout[_WINDOW_WIDE], layout[_WINDOW_HIGH] = window[0], window[1], window[2], window[3]
     layout[_INTERVAL], layout[_IN_MCU] = header[RESTART_INTERVAL], header[BLOCKS_IN_MCU]
     start = 0
     j = 0
@@ -269,7 +269,7 @@ def decode_mcus(data, layout, tables, point, first, end, spacing, points, coeffi
     until_restart = interval - first % interval if interval else total
     until_point = (spacing - first % spacing) % spacing if spacing else total
     wide = np.int64(layout[_WIDE])
-    y = first // wide - np.int64(layout[_TOP])
+    y = first // wide - np.int64(layout[TOP])
     x = first % wide - np.int64(layout[_LEFT])
     right = wide - np.int64(layout[_LEFT])
     discard = _U64(layout[_BLOCKS])
@@ -328,41 +328,38 @@ def decode_mcus(data, layout, tables, point, first, end, spacing, points, coeffi
     return np.int64(DECODED)
 
 
+@_scalar
+def sound_tail(data, at, restarts):
+    """Whether nothing but entropy-coded bytes, and restart markers where there are any, stands between `at` and EOI.
+
+    A decoder that stops at `at` then has the verdict of one that goes on: libjpeg only warns of wrong bits.
+    """
+    size = _U64(data.size)
+    at = _U64(at)
+    while at + _U64(1) < size:
+        if at + _U64(8) <= size:
+            eight = _eight_bytes(data, at)
+            if (~eight - _ONES) & eight & _TOPS == _U64(0):
+                at += _EIGHT
+                continue
+        if data[at] != 0xFF:
+            at += _U64(1)
+            continue
+        code = data[at + _U64(1)]
+        if code == 0xD9:
+            return True
+        if code != 0xFF and code != 0 and not (restarts and 0xD0 <= code <= 0xD7):
+            return False
+        at += _U64(1) if code == 0xFF else _U64(2)
+    return False
+
+
 _DATA = "Array(uint8, 1, 'C', readonly=True)"
 
 
-@kernel(
+@on_demand(
     [f"int64({_DATA}, int32[::1], int32[::1], int32[::1], int64, int64, int64, int32[:, ::1], int16[::1], uint8[::1])"]
 )
 def decode_range(data, layout, tables, point, first, end, spacing, points, coefficients, last):
     """`decode_mcus` for Python."""
     return decode_mcus(data, layout, tables, point, first, end, spacing, points, coefficients, last)
-
-
-@_scalar
-def decode_rows(data, layout, tables, point, spacing, points, coefficients, last):
-    """Decode the layout's window, each of its rows from the seek point before it; returns as `decode_mcus`.
-
-    points: (ceil(MCUs / spacing), 5), as `decode_mcus` left them; point: (5,), scratch.
-    """
-    wide = np.int64(layout[_WIDE])
-    at = np.int64(-1)  # the MCU whose state stands in `point`
-    for row in range(np.int64(layout[_TOP]), np.int64(layout[_TOP]) + np.int64(layout[_WINDOW_HIGH])):
-        first = row * wide + np.int64(layout[_LEFT])
-        nearest = first - first % spacing
-        if at < nearest:
-            at = nearest
-            for i in range(POINT_SIZE):
-                point[i] = points[nearest // spacing, i]
-        end = first + np.int64(layout[_WINDOW_WIDE])
-        status = decode_mcus(data, layout, tables, point, at, end, np.int64(0), points, coefficients, last)
-        if status:
-            return status
-        at = end
-    return np.int64(DECODED)
-
-
-@kernel([f"int64({_DATA}, int32[::1], int32[::1], int32[::1], int64, int32[:, ::1], int16[::1], uint8[::1])"])
-def decode_window(data, layout, tables, point, spacing, points, coefficients, last):
-    """`decode_rows` for Python."""
-    return decode_rows(data, layout, tables, point, spacing, points, coefficients, last)

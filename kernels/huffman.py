@@ -2,7 +2,8 @@
 
 Entropy decoding is a chain of look-ups, each waiting for the length that the last one gave; so an entry carries all
 that a whole step needs. Owns the table's layout, its building, and the search for codes too long for the window.
-Leaves bits to `entropy.py`, and to the caller a cache of built tables: most files share a few (key: the DHT bytes).
+Owns also the few built tables that a thread keeps, by their DHT bytes: small images would spend their time building.
+Leaves bits to `entropy.py`.
 
     table    int32 (TABLE_SIZE,)
     [0, 2**WINDOW)            an entry for each value of the next WINDOW bits
@@ -16,6 +17,9 @@ Leaves bits to `entropy.py`, and to the caller a cache of built tables: most fil
              The end alone is 1 + END with value 0: to store that zero one place further does no harm
     value    of the coefficient; with the flag APART the number of extra bits, since those are not in the window
     flags    APART; LONG: the code isn't in the window either (length, advance and value mean nothing)
+
+    kept     uint64 (KEPT + 1, KEPT_WORDS)  a row a table: its definition as 34 words, 1 + whether it is an AC table
+             (0: none), the image that used it last; the last row: the place to give away next, the callers' image count
 
 An end-of-block code that fits behind a value is merged with it: one look-up less in most blocks.
 Source: ITU-T T.81, annexes C and F.2.2.3; the layout is our own.
@@ -34,8 +38,14 @@ OFFSETS = LIMITS + 32
 SYMBOLS = OFFSETS + 32
 TABLE_SIZE = SYMBOLS + 256
 
+KEPT = 32
+"""Built tables kept, 5 KB each. An image needs 6 at most; files of one encoder share 4, optimised ones share none."""
+
 END = 128
 APART, LONG = 1 << 13, 1 << 14
+
+KEPT_WORDS = 36
+_WORDS, _MARK, _IMAGE = 34, 34, 35
 
 BUILT, OVERFULL, BAD_SYMBOL = 0, 1, 2
 """What `build_table` returns: 0; codes that don't fit, a code of ones only counted among them, as libjpeg does; a DC
@@ -148,6 +158,42 @@ def build_table(definition, ac, table):
     first = code >> 1
     _fill(table, first, (1 << WINDOW) - first, LONG)
     return BUILT
+
+
+@numba.njit(nogil=True, _nrt=False)
+def _holds(kept, slot, words, mark):
+    """Whether the table at `slot` was built from this definition."""
+    if kept[slot, _MARK] != mark:
+        return False
+    for i in range(_WORDS):
+        if kept[slot, i] != words[i]:
+            return False
+    return True
+
+
+@numba.njit(nogil=True)
+def kept_table(definition, words, ac, image, kept, tables):
+    """The place in `tables`, int32 (KEPT * TABLE_SIZE,), of the table that a definition gives; -1 where it is no code.
+
+    definition: uint8 (272,); words: the same as uint64 (34,). image: a number, never 0; what an image was given stays
+    where it is as long as the number is the same.
+    """
+    mark = np.uint64(2 if ac else 1)
+    for slot in range(KEPT):
+        if _holds(kept, slot, words, mark):
+            kept[slot, _IMAGE] = image
+            return slot
+    slot = np.int64(kept[KEPT, 0]) % KEPT
+    while kept[slot, _IMAGE] == image:
+        slot = (slot + 1) % KEPT
+    kept[KEPT, 0] = slot + 1
+    kept[slot, _MARK], kept[slot, _IMAGE] = 0, 0
+    if build_table(definition, ac, tables[slot * TABLE_SIZE : (slot + 1) * TABLE_SIZE]) != BUILT:
+        return -1
+    for i in range(_WORDS):
+        kept[slot, i] = words[i]
+    kept[slot, _MARK], kept[slot, _IMAGE] = mark, image
+    return slot
 
 
 @numba.njit(nogil=True, _nrt=False)

@@ -21,8 +21,8 @@ from typing import Any
 
 import numba
 import numpy as np
-from gpuload.kernels.compile import kernel
-from gpuload.kernels.simd import Memory, Vector, splat, vector_code
+from gpuload.kernels.compile import on_demand
+from gpuload.kernels.simd import Memory, Vector, inner, splat, vector_code
 
 QUARTER_LAST = 9
 """The highest zigzag index up to which every coefficient lies in the upper left 4x4."""
@@ -199,12 +199,36 @@ def _fill(plane: Memory, corner: Any, stride: Any, value: Any) -> None:
         plane.store(builder.add(corner, builder.mul(stride, stride.type(y))), row)
 
 
+@inner
+def _block(coefficients, number, last, quant, plane, corner, stride):
+    """Block `number` of flat coefficients to the plane, its upper left sample at the offset `corner`."""
+    if last > QUARTER_LAST:
+        _whole(coefficients, 64 * number, quant, plane, corner, stride)
+    elif last > 0:
+        _quarter(coefficients, 64 * number, quant, plane, corner, stride)
+    else:
+        scaled = np.int16(np.int64(coefficients[np.uint64(64 * number)]) * np.int64(quant[0]))
+        level = (np.int64(np.int16(np.int64(scaled) << _EXTRA_BITS)) + 16) >> 5
+        _fill(plane, corner, stride, clamped(level + 128, 0, 255))
+
+
+@inner
+def idct_rows(coefficients, first, wide, high, last, quant, plane, top):
+    """`high` rows of `wide` blocks, the first of them number `first` of flat coefficients and last, to the plane's
+    rows from `top` on. Nothing is checked."""
+    stride = np.int64(plane.shape[1])
+    for r in range(high):
+        for c in range(wide):
+            number = first + r * wide + c
+            _block(coefficients, number, last[np.uint64(number)], quant, plane, (top + 8 * r) * stride + 8 * c, stride)
+
+
 _INPUTS = (
     "Array(int16, 3, 'C', readonly=True), Array(uint8, 2, 'C', readonly=True), Array(uint16, 1, 'C', readonly=True)"
 )
 
 
-@kernel([f"void({_INPUTS}, uint8[:, ::1], int64, int64, int64, int64)"])
+@on_demand([f"void({_INPUTS}, uint8[:, ::1], int64, int64, int64, int64)"])
 def idct_region(coefficients, last, quant, plane, top, bottom, left, right):
     """Blocks [top, bottom) x [left, right) of a component into the same blocks of its plane; others stay untouched.
 
@@ -215,16 +239,7 @@ def idct_region(coefficients, last, quant, plane, top, bottom, left, right):
     right = min(right, coefficients.shape[1], last.shape[1], plane.shape[1] // 8)
     if coefficients.shape[2] != 64 or quant.size != 64:
         return
-    wide, stride = coefficients.shape[1], plane.shape[1]
+    flat, wide, stride = coefficients.reshape(-1), coefficients.shape[1], plane.shape[1]
     for r in range(top, bottom):
         for c in range(left, right):
-            block, corner = (r * wide + c) * 64, r * 8 * stride + c * 8
-            end = last[r, c]
-            if end > QUARTER_LAST:
-                _whole(coefficients, block, quant, plane, corner, stride)
-            elif end > 0:
-                _quarter(coefficients, block, quant, plane, corner, stride)
-            else:
-                scaled = np.int16(np.int64(coefficients[r, c, 0]) * np.int64(quant[0]))
-                level = (np.int64(np.int16(np.int64(scaled) << _EXTRA_BITS)) + 16) >> 5
-                _fill(plane, corner, stride, clamped(level + 128, 0, 255))
+            _block(flat, r * wide + c, last[r, c], quant, plane, r * 8 * stride + c * 8, stride)

@@ -53,13 +53,15 @@ REASONS = (
     "neither 1 nor 3 components",
     "several scans",
     "sampling ratios that are no integers, or more than 10 blocks an MCU",
+    "a side that libjpeg finds too long",
 )
 """What `parse_header` returned, in words."""
 OURS, NOT_JPEG, TRUNCATED, BAD_MARKER, BAD_LENGTH, BAD_QUANT, BAD_HUFFMAN, ZERO_SIZE, BAD_SAMPLING = range(9)
 NO_FRAME, BAD_SCAN, MISSING_TABLE = range(9, 12)
-PROGRESSIVE, LOSSLESS, ARITHMETIC, HIERARCHICAL, NOT_8_BIT, OTHER_COMPONENTS, SEVERAL_SCANS, OTHER_SAMPLING = range(
-    12, 20
-)
+PROGRESSIVE, LOSSLESS, ARITHMETIC, HIERARCHICAL, NOT_8_BIT, OTHER_COMPONENTS, SEVERAL_SCANS = range(12, 19)
+OTHER_SAMPLING, TOO_LARGE = range(19, 21)
+
+LONGEST_SIDE = 65500
 
 HUFFMAN_SIZE = 16 + 256
 MOST_BLOCKS_IN_MCU = 10
@@ -88,6 +90,16 @@ def _begins_with(data, at, end, text):
         if data[at + i] != text[i]:
             return False
     return True
+
+
+@numba.njit(nogil=True)
+def _too_short(data, at, end, marker):
+    """Whether Pillow, which reads these segments' fields without looking at their length, gives the file up."""
+    if marker == 0xE0:
+        return end - at < 7 and _begins_with(data, at, end, b"JFIF")
+    if marker == 0xEE:
+        return end - at < 7 and _begins_with(data, at, end, b"Adobe")
+    return marker == 0xE2 and end - at < 14 and _begins_with(data, at, end, b"ICC_PROFILE\0")
 
 
 @numba.njit(nogil=True)
@@ -139,6 +151,8 @@ def _read_frame(data, at, end, kind, header):
     header[COMPONENTS] = components
     if header[WIDTH] == 0 or header[HEIGHT] == 0 or components == 0:
         return ZERO_SIZE
+    if header[WIDTH] > LONGEST_SIDE or header[HEIGHT] > LONGEST_SIDE:
+        return TOO_LARGE
     if kind > 0xC8:
         return ARITHMETIC
     if kind > 0xC4:
@@ -248,7 +262,7 @@ def parse_header(data, header, quant, huffman):
     huffman[:] = 0
     header[ORIENTATION], header[ADOBE] = 1, -1
     size = np.int64(data.size)
-    if size < 4 or data[0] != 0xFF or data[1] != 0xD8:
+    if size < 4 or data[0] != 0xFF or data[1] != 0xD8 or data[2] != 0xFF:
         return NOT_JPEG
     verdict = NO_FRAME
     at = np.int64(2)
@@ -262,7 +276,7 @@ def parse_header(data, header, quant, huffman):
         if marker == 0xFF:  # a fill byte
             at += 1
             continue
-        if marker == 0 or marker == 0x01 or (0xD0 <= marker <= 0xD7):  # TEM and RSTn have no length
+        if marker == 0 or 0xD0 <= marker <= 0xD7:  # RSTn have no length; TEM has none either, but Pillow refuses it
             header[STRAY_BYTES] += 2
             at += 2
             continue
@@ -291,6 +305,8 @@ def parse_header(data, header, quant, huffman):
             if end - start != 2:
                 return BAD_LENGTH
             header[RESTART_INTERVAL] = _u16(data, start)
+        elif _too_short(data, start, end, marker):
+            return BAD_LENGTH
         elif marker == 0xE0:
             if end - start >= 14 and _begins_with(data, start, end, b"JFIF\0"):
                 header[JFIF] = 1

@@ -238,6 +238,19 @@ def _store_row(scratch, at, mirror, table, target, plane, stride, size, count):
         _look_up_8(scratch, at, mirror, table, target, plane, stride, count)
 
 
+@njit(nogil=True)
+def store(source, table, flip_h, flip_v, out):
+    """out[c, y, x] = table[c, source[y', x', c]]: what `resize_store` does where nothing is resized. Checks nothing."""
+    table_at, out_at = np.int64(table.ctypes.data), np.int64(out.ctypes.data)
+    mirror = 1 if flip_h else 0
+    height, stride = source.shape[0], source.strides[0]
+    pixels = source.reshape(-1)
+    for y in range(height):
+        target = out_at + (height - 1 - y if flip_v else y) * out.strides[1]
+        _store_row(pixels, y * stride, mirror, table_at, target, out.strides[0], out.strides[2], out.shape[3],
+                   source.shape[1])  # fmt: skip
+
+
 # ---- both passes and the store
 
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numba
 import numpy as np
-from gpuload.kernels.compile import kernel
+from gpuload.kernels.compile import on_demand
 from numba import njit, types
 
 LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = 1, 2, 3, 4, 5
@@ -48,7 +48,8 @@ class Span(NamedTuple):
     stop: int
 
 
-def vertical_first(rule: int, in_height: int, in_width: int, out_height: int, out_width: int) -> bool:
+@njit(nogil=True)
+def vertical_first(rule, in_height, in_width, out_height, out_width):
     """Whether a Pillow that follows `rule` resizes along the vertical axis first."""
     if rule == SHRINKING_VERTICAL_FIRST:
         return in_height > out_height and in_height - out_height > 2 * (in_width - out_width)
@@ -171,13 +172,13 @@ def fill_coefficients(axis, kind, work, bounds, weights):
 AXIS: Any = numba.typeof(Axis(1, 0, 1, 0))
 
 
-@kernel([numba.typeof(Span(1, 2))(AXIS, types.int64, types.int64)])
+@on_demand([numba.typeof(Span(1, 2))(AXIS, types.int64, types.int64)])
 def pixels_read(axis, kind, count):
     """`source_span` for Python."""
     return source_span(axis, kind, count)
 
 
-@kernel([types.void(AXIS, types.int64, types.float64[::1], types.int32[:, ::1], types.int32[:, ::1])])
+@on_demand([types.void(AXIS, types.int64, types.float64[::1], types.int32[:, ::1], types.int32[:, ::1])])
 def resample_coefficients(axis, kind, work, bounds, weights):
     """bounds[i]: first tap (in the source array) and number of taps of output out_start + i; weights[i]: the taps'
     weights, then zeros. bounds: int32 (n, 2); weights: int32 (n, tap_limit); work: float64 (tap_limit,)."""

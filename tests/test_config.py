@@ -97,9 +97,22 @@ def test_threads_and_depth_of_a_loader(cpus: Callable[[int], None], monkeypatch:
     assert gpuload.DataLoader([1], batch_size=9, num_workers=5, prefetch_factor=1).depth == 1 + 3
 
 
+USUAL: dict[str, Any] = {
+    "decoder": "auto",
+    "fidelity": "exact",
+    "entropy_index": "learn",
+    "on_error": "raise",
+    "accelerate": True,
+    "seed": None,
+    "order": None,
+}
+
+
 @pytest.mark.parametrize(
     ("argument", "value", "told"),
     [
+        ("fidelity", "good", "fidelity must be one of 'exact', 'fast', got 'good'"),
+        ("entropy_index", True, "entropy_index must be one of 'learn', 'read', 'off', got True"),
         ("decoder", "nvjpeg", "decoder must be one of 'auto', 'native', 'pillow', 'dali', got 'nvjpeg'"),
         ("on_error", "ignore", "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         ("accelerate", "always", "accelerate must be True, False or \"require\", got 'always'"),
@@ -111,7 +124,7 @@ def test_threads_and_depth_of_a_loader(cpus: Callable[[int], None], monkeypatch:
 def test_wrong_arguments_are_named_with_what_they_take(argument: str, value: Any, told: str):
     arguments: dict[str, Any] = {argument: value}
     with pytest.raises(ConfigError) as caught:
-        check(**{"decoder": "auto", "on_error": "raise", "accelerate": True, "seed": None, "order": None} | arguments)
+        check(**(USUAL | arguments))
     assert str(caught.value) == told and isinstance(caught.value, ValueError)
     with pytest.raises(ConfigError):
         gpuload.DataLoader([1], **arguments)

@@ -11,18 +11,17 @@ from typing import Any
 import numpy as np
 
 from gpuload.augment.plan import AugmentPlan
-from gpuload.core.batch import DecodedRows
+from gpuload.core.batch import DecodedRows, Target
 from gpuload.kernels.pointwise import lookup_store
 
 
-def store_rows(plan: AugmentPlan, decoded: DecodedRows, out: np.ndarray) -> None:
-    """Flip, look up and store each good row. out: (n, 3, H, W), the whole batch's memory, any strides."""
-    assert plan.table is not None
+def store_rows(target: Target, decoded: DecodedRows) -> None:
+    """Flip, look up and store each good row that the decoder didn't."""
     for place, row in enumerate(decoded.rows):
         image = decoded.images[place]
         if image is not None:
             geometry = decoded.geometry[place]
-            lookup_store(image, plan.table, geometry["flip_h"].item(), geometry["flip_v"].item(), out[row])
+            lookup_store(image, target.table, geometry["flip_h"].item(), geometry["flip_v"].item(), target.array[row])
 
 
 def finish_rows(

@@ -27,12 +27,12 @@ import numpy as np
 import typer
 from rich.console import Console
 
+from gpuload.cli.index import index
 from gpuload.cli.progress import bytes_progress
 from gpuload.core.errors import ConfigError, ShardError, sample_error
 from gpuload.core.location import is_local, shown
 from gpuload.core.refs import SAMPLE_REF, WHOLE_FILE
 from gpuload.shards.catalog import CLASSES_FILE, choose, tar_shards
-from gpuload.shards.manifest import open_manifest
 from gpuload.shards.table import MISSING, Strings
 from gpuload.shards.tar import COMPRESSED
 from gpuload.shards.urls import Stamp, expand, is_folder, reading, stamps
@@ -90,6 +90,7 @@ def pack(
     *,
     name: str | None = None,
     label: str | Callable[[str], int] | None = None,
+    entropy: bool = True,
     on_error: str = "raise",
     storage_options: Mapping[str, Any] | None = None,
     progress: bool = False,
@@ -97,9 +98,9 @@ def pack(
     """Write the samples of `src` (as for ShardDataset) to `dst`/NAME-000000.tar and so on; NAME by default is dst's.
 
     Keys, labels (`.cls`) and all other members are kept, the images' bytes unchanged; `classes.json` keeps the class
-    names. Run again, it continues after the last whole shard. Raises ConfigError, also for a source that
-    changed since; ShardError, also for a full disk;
-    SampleError for an image that cannot be read.
+    names. Index and manifest are made, and with `entropy` the JPEGs' seek points, in a file beside each shard. Run
+    again, it continues after the last whole shard. Raises ConfigError, also for a source that changed since;
+    ShardError, also for a full disk; SampleError for an image that cannot be read.
 
     >>> pack("photos/", "packed/", shard_size="64MB")
     """
@@ -142,7 +143,7 @@ def pack(
                     _write(file, part, path, size)
                     advance(len(part))
                 _write(file, END, path, size)
-    open_manifest(shards, {})
+    index(shards, entropy=entropy, progress=progress)
     return Packed(tuple(shards), len(plan.keys), sum(map(os.path.getsize, shards)), resumed)
 
 
@@ -408,10 +409,11 @@ def pack_command(
     shard_size: Annotated[str, typer.Option(help="Largest shard, such as 128MB or 1GiB.")] = "128MB",
     name: Annotated[str | None, typer.Option(help="Shards are NAME-000000.tar; DST's name if not given.")] = None,
     label: Annotated[str | None, typer.Option(help="Member that holds the label: cls, txt, json:field.")] = None,
+    entropy: Annotated[bool, typer.Option(help="Find seek points, by which crops of JPEGs decode faster.")] = True,
     on_error: Annotated[str, typer.Option(help="raise, or skip: leave out what is damaged.")] = "raise",
 ) -> None:
     """Write a data set as tar shards, with index and manifest. Run it again after an interruption: it continues."""
-    done = pack(src, dst, format, shard_size, name=name, label=label, on_error=on_error, progress=True)
+    done = pack(src, dst, format, shard_size, name=name, label=label, entropy=entropy, on_error=on_error, progress=True)
     earlier = f", {done.resumed} of them written earlier" if done.resumed else ""
     size = f"{done.samples} samples, {done.bytes / 1e6:.1f} MB in {len(done.shards)} shards"
     Console(stderr=True).print(f"{size}{earlier}: {dst}", markup=False, highlight=False)

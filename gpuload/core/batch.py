@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -81,12 +82,39 @@ def join_encoded(
     return EncodedBatch(data, ends - lengths, lengths, columns, failures or {})
 
 
+NEVER = np.zeros(1, np.uint8)
+"""The stop flag of work that nobody stops."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """F. Where the rows of a batch end: a decoder may put them there itself.
+
+    array: (n, 3, H, W), the whole batch's memory, any strides, an element's bytes side by side. table: (3, 256), what
+    is stored for each value of each channel, of array's type.
+    """
+
+    array: np.ndarray
+    table: np.ndarray
+
+    @cached_property
+    def array_bytes(self) -> np.ndarray:
+        """array as uint8 (n, 3, H, W, bytes of an element)."""
+        return self.array[..., None].view(np.uint8)
+
+    @cached_property
+    def table_bytes(self) -> np.ndarray:
+        """table as uint8 (3, 256, bytes of an element)."""
+        return np.ascontiguousarray(self.table)[..., None].view(np.uint8)
+
+
 @dataclass
 class DecodedRows:
     """E. Pixels of some rows of a batch, geometry applied except for the flips.
 
-    rows: the rows of the batch. images: for each, uint8 (h, w, 3), any strides, or None where it failed.
-    geometry: GEOMETRY (len(rows),). failures: row -> error. decoders: how many images each decoder took.
+    rows: the rows of the batch. images: for each, uint8 (h, w, 3), any strides, or None. stored: the places (in rows)
+    of those that the decoder put into the batch itself, flips and all. geometry: GEOMETRY (len(rows),). failures: row
+    -> error. decoders: how many images each decoder took.
     """
 
     rows: range
@@ -94,3 +122,8 @@ class DecodedRows:
     geometry: np.ndarray
     failures: dict[int, BaseException] = field(default_factory=dict)
     decoders: dict[str, int] = field(default_factory=dict)
+    stored: set[int] = field(default_factory=set)
+
+    def done(self, place: int) -> bool:
+        """Whether this image is decoded."""
+        return self.images[place] is not None or place in self.stored

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuload.core.batch import DecodedRows, EncodedBatch
+from gpuload.core.batch import NEVER, DecodedRows, EncodedBatch, Target
 
 Resolve = Callable[[Sequence[int], np.ndarray, np.ndarray], np.ndarray]
 """(rows of the batch, widths, heights) -> GEOMETRY (len(rows),). Pure: any thread, any number of times.
@@ -40,6 +40,10 @@ class Source(Protocol):
 
     fetch_threads: int
 
+    def sidecars(self) -> Sequence[str]:
+        """Files of seek points that lie beside the data (decode/entropy_index.py)."""
+        ...
+
     def close(self) -> None:
         """Free files and threads. No call follows."""
         ...
@@ -58,18 +62,30 @@ class RangeReader(Protocol):
 class Decoder(Protocol):
     """E. Encoded bytes to pixels, geometry applied except for the flips. Thread-safe.
 
-    `rows_per_task`: how many rows of a batch one call should take (None: whole batches).
+    `rows_per_task`: how many rows of a batch one call should take.
     `callers`: how many threads should call at once, given the number of decode threads asked for.
     `close()` frees what it holds; no call follows. A new object works after a fork.
     """
 
     name: str
-    rows_per_task: int | None
+
+    def rows_per_task(self, encoded: EncodedBatch) -> int: ...
 
     def callers(self, threads: int) -> int: ...
 
-    def decode(self, encoded: EncodedBatch, rows: range, resolve: Resolve) -> DecodedRows:
-        """Never raises for a bad image: it is None in `images` and named in `failures`."""
+    def decode(
+        self,
+        encoded: EncodedBatch,
+        rows: range,
+        resolve: Resolve,
+        target: Target | None = None,
+        stop: np.ndarray = NEVER,
+    ) -> DecodedRows:
+        """Never raises for a bad image: it is None in `images` and named in `failures`.
+
+        target: rows may be put there instead of into `images`. stop: uint8 (1,); once it isn't 0 nobody wants the rows,
+        and the call may raise EpochCancelledError.
+        """
         ...
 
     def close(self) -> None: ...

@@ -38,7 +38,7 @@ from functools import partial
 
 import numpy as np
 
-from gpuload.core.batch import DecodedRows, EncodedBatch
+from gpuload.core.batch import NEVER, DecodedRows, EncodedBatch, Target
 from gpuload.core.errors import ConfigError, EpochCancelledError, MissingDependencyError
 from gpuload.core.geometry import GEOMETRY, Resampling
 from gpuload.core.protocols import Decoder, Resolve
@@ -162,7 +162,6 @@ class DaliDecoder:
         self._threads, self._resampling, self._fallback = threads, resampling, fallback
         least, most = ROWS_PER_TASK
         self._task = min(max(-(-max_rows // threads), least), most)
-        self.rows_per_task: int | None = self._task
         self._state = threading.Condition()  # over the next four, and while a pipeline is built
         self._allowed, self._running = threads, 0
         self._idle: list[_Pipeline] = []
@@ -180,7 +179,17 @@ class DaliDecoder:
     def callers(self, threads: int) -> int:
         return threads
 
-    def decode(self, encoded: EncodedBatch, rows: range, resolve: Resolve) -> DecodedRows:
+    def rows_per_task(self, encoded: EncodedBatch) -> int:
+        return self._task
+
+    def decode(
+        self,
+        encoded: EncodedBatch,
+        rows: range,
+        resolve: Resolve,
+        target: Target | None = None,
+        stop: np.ndarray = NEVER,
+    ) -> DecodedRows:
         """See core.protocols.Decoder. Failures are the fallback's."""
         out = DecodedRows(rows, [None] * len(rows), np.zeros(len(rows), GEOMETRY))
         planned = self._planned(encoded, out, resolve)

@@ -8,11 +8,11 @@ from gpuload.core.protocols import Decoder, Resolve
 
 def decode_rest(fallback: Decoder, encoded: EncodedBatch, out: DecodedRows, resolve: Resolve, *, name: str) -> None:
     """Count what `name` has decoded, and have `fallback` decode every row without an image that could be read."""
-    done = sum(image is not None for image in out.images)
+    done = sum(out.done(place) for place in range(len(out.rows)))
     if done:
         out.decoders[name] = done
     for place, row in enumerate(out.rows):
-        if out.images[place] is not None or row in encoded.failures:
+        if out.done(place) or row in encoded.failures:
             continue
         part = fallback.decode(encoded, range(row, row + 1), resolve)
         out.images[place], out.geometry[place] = part.images[0], part.geometry[0]

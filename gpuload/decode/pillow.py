@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from PIL import Image
 
-from gpuload.core.batch import DecodedRows, EncodedBatch
+from gpuload.core.batch import NEVER, DecodedRows, EncodedBatch, Target
 from gpuload.core.geometry import GEOMETRY, Resampling
 from gpuload.core.protocols import Resolve
 
@@ -38,7 +38,6 @@ class PillowDecoder:
     """
 
     name = "pillow"
-    rows_per_task: int | None = ROWS_PER_TASK
 
     def __init__(
         self, resampling: Resampling, resize: Callable[[np.ndarray, tuple[int, int]], np.ndarray] | None = None
@@ -48,7 +47,17 @@ class PillowDecoder:
     def callers(self, threads: int) -> int:
         return threads
 
-    def decode(self, encoded: EncodedBatch, rows: range, resolve: Resolve) -> DecodedRows:
+    def rows_per_task(self, encoded: EncodedBatch) -> int:
+        return ROWS_PER_TASK
+
+    def decode(
+        self,
+        encoded: EncodedBatch,
+        rows: range,
+        resolve: Resolve,
+        target: Target | None = None,
+        stop: np.ndarray = NEVER,
+    ) -> DecodedRows:
         """See core.protocols.Decoder. Failures are Pillow's own exceptions."""
         out = DecodedRows(rows, [None] * len(rows), np.zeros(len(rows), GEOMETRY))
         opened: dict[int, Image.Image] = {}
@@ -92,11 +101,11 @@ class PillowDecoder:
             image = image.convert("RGB")
         if self._resize is None:
             return np.asarray(_transformed(image, geometry, self._resampling))
-        pixels = _cut(np.array(image), geometry["crop"], self._resampling.fill)
+        pixels = cut(np.array(image), geometry["crop"], self._resampling.fill)
         size = (int(geometry["resize"][0]), int(geometry["resize"][1]))
         if size != (pixels.shape[1], pixels.shape[0]):
             pixels = self._resize(pixels, size)
-        return _cut(pixels, geometry["window"], self._resampling.fill)
+        return cut(pixels, geometry["window"], self._resampling.fill)
 
 
 def _resolved(places: list[int], opened: dict[int, Image.Image], rows: range, resolve: Resolve) -> np.ndarray:
@@ -124,7 +133,7 @@ def _cropped(image: Image.Image, box: Sequence[int], fill: tuple[int, int, int])
     return canvas
 
 
-def _cut(pixels: np.ndarray, box: np.ndarray, fill: tuple[int, int, int]) -> np.ndarray:
+def cut(pixels: np.ndarray, box: np.ndarray, fill: tuple[int, int, int]) -> np.ndarray:
     """The box (x, y, w, h) of uint8 (H, W, 3): a view where it lies inside, else a copy on `fill`."""
     x, y, w, h = box.tolist()
     height, width = pixels.shape[:2]

@@ -24,6 +24,8 @@ from collections import deque
 from dataclasses import dataclass, field
 from functools import partial
 
+import numpy as np
+
 from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import EpochCancelledError
 from gpuload.engine.badsamples import forget_locals
@@ -61,6 +63,7 @@ class Flow:
     in_order: bool = True
     nbytes: int = 0
     cancelled: bool = False
+    _stop: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint8))  # `cancelled` for those without the GIL
     _largest: int = 0
     _fetching: int = 0
     _tally: Tally = field(default_factory=Tally)
@@ -121,6 +124,7 @@ class Flow:
         """Drop everything not yet taken. Idempotent; waits for nothing."""
         with self._change:
             self.cancelled = True
+            self._stop[0] = 1
             self._planned.clear()
             self._active.clear()
             self.nbytes = 0
@@ -167,7 +171,7 @@ class Flow:
         """Read the batch and hand its rows to the decode threads."""
         filling = None
         try:
-            filling = self.work.fill(batch.plan, self.epoch, self.work.fetch(batch.plan))
+            filling = self.work.fill(batch.plan, self.epoch, self.work.fetch(batch.plan), self._stop)
         finally:
             with self._change:
                 self._fetching -= 1
@@ -176,7 +180,7 @@ class Flow:
                     batch.nbytes = filling.encoded.data.nbytes
                     self.nbytes += batch.nbytes
                     self._largest = max(self._largest, batch.nbytes)
-        step = self.work.decoder.rows_per_task or max(1, len(batch.plan))
+        step = self.work.decoder.rows_per_task(filling.encoded)
         for start in range(0, max(1, len(batch.plan)), step):
             rows = range(start, min(start + step, len(batch.plan)))
             self.decoders.submit(partial(self._decode, batch, rows), rank=batch.rank)
@@ -251,7 +255,7 @@ class InlineFlow:
 
     def _made(self, plan: BatchPlan) -> Finished:
         filling = self.work.fill(plan, self.epoch, self.work.fetch(plan))
-        step = self.work.decoder.rows_per_task or max(1, len(plan))
+        step = self.work.decoder.rows_per_task(filling.encoded)
         for start in range(0, len(plan), step):
             self.work.decode(filling, range(start, min(start + step, len(plan))))
         return self.work.finish(filling)

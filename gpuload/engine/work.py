@@ -17,7 +17,7 @@ import numpy as np
 from gpuload.augment import params
 from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.run import finish_rows, store_rows
-from gpuload.core.batch import BatchPlan, EncodedBatch, TensorSpec
+from gpuload.core.batch import NEVER, BatchPlan, EncodedBatch, Target, TensorSpec
 from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_error
 from gpuload.core.protocols import Decoder, Source
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
@@ -68,7 +68,9 @@ class Filling:
     epoch: int
     encoded: EncodedBatch
     draws: tuple[np.ndarray, ...]
+    stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
     memory: Any = None  # device image memory on the fused path
+    target: Target | None = None  # that memory as the decoder sees it
     finished: dict[int, Any] = field(default_factory=dict)  # row -> image on the per-sample path
     failures: dict[int, BaseException] = field(default_factory=dict)
 
@@ -111,10 +113,14 @@ class Work:
         self.meters.fetch.add(items=len(plan), nbytes=encoded.data.nbytes, busy_s=time.perf_counter() - began)
         return encoded
 
-    def fill(self, plan: BatchPlan, epoch: int, encoded: EncodedBatch) -> Filling:
+    def fill(self, plan: BatchPlan, epoch: int, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
         """The batch's memory and random draws, before its rows are decoded."""
-        memory = self.device.image_memory(self.spec, len(plan)) if self.spec is not None else None
-        return Filling(plan, epoch, encoded, self.augment.draw(plan.keys), memory, {}, dict(encoded.failures))
+        filling = Filling(plan, epoch, encoded, self.augment.draw(plan.keys), stop, failures=dict(encoded.failures))
+        if self.spec is not None:
+            assert self.augment.table is not None
+            filling.memory = self.device.image_memory(self.spec, len(plan))
+            filling.target = Target(filling.memory.array, self.augment.table)
+        return filling
 
     def decode(self, filling: Filling, rows: range) -> None:
         """E, F. These rows, from bytes to the batch's memory. Different rows at once: fine."""
@@ -124,9 +130,9 @@ class Work:
             picked = np.asarray(wanted, np.int64)
             return params.resolve(self.augment.geometry, [u[picked] for u in filling.draws], widths, heights)
 
-        decoded = self.decoder.decode(filling.encoded, rows, resolve)
-        if filling.memory is not None:
-            store_rows(self.augment, decoded, filling.memory.array)
+        decoded = self.decoder.decode(filling.encoded, rows, resolve, filling.target, filling.stop)
+        if filling.target is not None:
+            store_rows(filling.target, decoded)
         else:
             filling.finished.update(finish_rows(self.augment, decoded, filling.plan.keys, self.tensor))
         filling.failures.update(decoded.failures)

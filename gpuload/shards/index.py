@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +22,8 @@ from gpuload.shards.tar import ShardScan, scan_tar
 from gpuload.shards.urls import Options, Stamp
 
 SUFFIX = ".gpuload"
+ENTROPY_SUFFIX = ".gpuload-entropy"
+"""Of the file beside a shard that holds its images' seek points (decode/entropy_file.py)."""
 
 
 def cache_dir() -> str:
@@ -34,6 +36,12 @@ def index_paths(url: str) -> list[str]:
     absolute = os.path.abspath(url) if is_local(url) else url
     cached = os.path.join(cache_dir(), "index", hashlib.sha256(absolute.encode()).hexdigest()[:32] + SUFFIX)
     return [url + SUFFIX, cached] if is_local(url) else [cached]
+
+
+def sidecars_of(shards: Iterable[str]) -> list[str]:
+    """The files of seek points that lie beside these shards."""
+    paths = [shard + ENTROPY_SUFFIX for shard in shards if is_local(shard)]
+    return [path for path in paths if os.path.exists(path)]
 
 
 def open_index(url: str, stamp: Stamp, options: Options, *, rebuild: bool = False) -> ShardScan:
@@ -54,7 +62,7 @@ def open_index(url: str, stamp: Stamp, options: Options, *, rebuild: bool = Fals
 def store(paths: list[str], content: Arrays) -> str | None:
     """Write to the first of `paths` that can be written; None where none can."""
     for path in paths:
-        if _kept_read_only(os.path.dirname(path) or "."):
+        if kept_read_only(os.path.dirname(path) or "."):
             continue
         try:
             write_arrays(path, content)
@@ -64,7 +72,7 @@ def store(paths: list[str], content: Arrays) -> str | None:
     return None
 
 
-def _kept_read_only(folder: str) -> bool:
+def kept_read_only(folder: str) -> bool:
     """Whether nobody may write there: root could, and must not leave files in a data set that is kept read-only."""
     return os.path.isdir(folder) and not os.stat(folder).st_mode & 0o222
 

@@ -6,15 +6,18 @@ import io
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from gpuload.augment import ops, params
-from gpuload.core.batch import DecodedRows, EncodedBatch, join_encoded
-from gpuload.core.geometry import Resampling
+from gpuload.core.batch import DecodedRows, EncodedBatch, Target, join_encoded
+from gpuload.core.errors import EpochCancelledError
+from gpuload.core.geometry import Resampling, identity
 from gpuload.core.philox import sample_keys
 from gpuload.core.protocols import Decoder
+from gpuload.decode import native as native_module
 from gpuload.decode.native import NativeDecoder, pass_order
 from gpuload.decode.pillow import PillowDecoder
 from tests.augment.pictures import encoded, every_kind, picture
@@ -31,14 +34,16 @@ GEOMETRIES: dict[str, list[ops.GeometryOp]] = {
 }
 
 
-def decoded(decoder: Decoder, batch: EncodedBatch, geometry: Sequence[ops.GeometryOp], seed: int = 3) -> DecodedRows:
+def decoded(
+    decoder: Decoder, batch: EncodedBatch, geometry: Sequence[ops.GeometryOp], seed: int = 3, **more: Any
+) -> DecodedRows:
     draws = params.draw(geometry, sample_keys(seed=seed, epoch=0, positions=np.arange(len(batch))))
 
     def resolve(rows: Sequence[int], widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
         picked = np.asarray(rows)
         return params.resolve(geometry, [u[picked] for u in draws], widths, heights)
 
-    return decoder.decode(batch, range(len(batch)), resolve)
+    return decoder.decode(batch, range(len(batch)), resolve, **more)
 
 
 def native(resampling: Resampling | None = None) -> NativeDecoder:
@@ -103,6 +108,74 @@ def test_many_random_crops_equal_those_of_the_whole_image():
         assert all(np.array_equal(a, b) for a, b in zip(mine.images, theirs.images, strict=True))
 
 
+LAYOUTS = {
+    "contiguous": lambda n, h, w: np.full((n, 3, h, w), 77),
+    "channels last": lambda n, h, w: np.full((n, h, w, 3), 77).transpose(0, 3, 1, 2),
+}
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.float32, np.float64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["random crop, resized", "resize, centre beyond the image", "random crop"])
+def test_rows_are_stored_into_the_batch_flipped_and_looked_up(name: str, layout: str, dtype: type):
+    fill = (9, 200, 31)
+    geometry = [*GEOMETRIES[name], ops.RandomHorizontalFlip(0.5), ops.RandomVerticalFlip(0.5)]
+    files = [*FILES, b"no image", *every_kind().values()]
+    batch, resampling = join_encoded(files), Resampling(fill=fill)
+    table = np.random.default_rng(2).integers(0, 250, (3, 256)).astype(dtype)
+    wanted = decoded(PillowDecoder(resampling), batch, geometry)
+    shapes = {image.shape[:2] for image in wanted.images if image is not None}
+    ((height, width),) = shapes
+    target = Target(LAYOUTS[layout](len(files), height, width).astype(dtype, order="K"), table)
+    got = decoded(native(resampling), batch, geometry, target=target)
+    assert len(got.stored) == got.decoders["native"] > len(FILES) - 1
+    assert got.failures.keys() == wanted.failures.keys()
+    flips = set()
+    for place, image in enumerate(wanted.images):
+        if place not in got.stored:
+            assert (target.array[place] == 77).all()
+            assert np.array_equal(got.images[place], image)
+            continue
+        flip_h, flip_v = wanted.geometry["flip_h"][place], wanted.geometry["flip_v"][place]
+        flips.add((bool(flip_h), bool(flip_v)))
+        flipped = image[:: -1 if flip_v else 1, :: -1 if flip_h else 1]
+        assert np.array_equal(target.array[place], np.stack([table[c][flipped[..., c]] for c in range(3)]))
+    assert len(flips) == 4
+
+
+def test_work_that_is_stopped_begins_no_image():
+    stop, table = np.ones(1, np.uint8), np.zeros((3, 256), np.uint8)
+    target = Target(np.full((len(FILES), 3, 41, 37), 77, np.uint8), table)
+    with pytest.raises(EpochCancelledError):
+        decoded(native(), join_encoded(FILES), GEOMETRIES["random crop, resized"], target=target, stop=stop)
+    assert (target.array == 77).all()
+
+
+def test_memory_grows_to_what_an_image_needs_and_no_more_than_the_limit_is_kept(monkeypatch):
+    taken = []
+    allocate = native_module.allocate
+    monkeypatch.setattr(native_module, "allocate", lambda nbytes: taken.append(nbytes) or allocate(nbytes))
+    monkeypatch.setattr(native_module, "KEPT_BYTES", 1 << 20)
+    decoder, crop = native(), GEOMETRIES["random crop, resized"]
+    small, large = join_encoded(FILES[:4]), join_encoded([encoded(picture(1500, 900))])
+    decoded(decoder, small, [])
+    before = len(taken)
+    decoded(decoder, small, crop)
+    decoded(decoder, small, crop)
+    assert len(taken) <= before + 2
+    got = decoded(decoder, large, [])
+    assert got.decoders == {"native": 1} and max(taken) > 1 << 20
+    assert decoder._memory.scratch.nbytes <= 1 << 20
+    assert np.array_equal(got.images[0], decoded(PillowDecoder(Resampling()), large, []).images[0])
+
+
+def test_small_images_are_cut_into_larger_tasks():
+    tiny = encoded(picture(16, 16))
+    assert native().rows_per_task(join_encoded([tiny] * 300)) == 64
+    assert native().rows_per_task(join_encoded([encoded(picture(700, 500), quality=95)] * 4)) == 8
+    assert native().rows_per_task(join_encoded([])) >= 1
+
+
 def test_other_kinds_go_to_the_fallback_inside_the_batch():
     files = [*every_kind().values(), FILES[0]]
     got = assert_pillows(files, GEOMETRIES["random crop, resized"], Resampling())
@@ -110,7 +183,8 @@ def test_other_kinds_go_to_the_fallback_inside_the_batch():
     assert sum(got.decoders.values()) == len(files)
 
 
-def test_damage_has_pillows_verdict_and_costs_no_neighbour():
+@pytest.mark.parametrize("name", ["whole", "random crop, resized", "random crop"])
+def test_damage_has_pillows_verdict_and_costs_no_neighbour(name: str):
     good = FILES[3]
     generator = np.random.default_rng(8)
     files: list[bytes] = [good]
@@ -125,9 +199,43 @@ def test_damage_has_pillows_verdict_and_costs_no_neighbour():
                     generator.integers(8)
                 )
         files += [bytes(damaged), good]
-    got = assert_pillows(files, [], Resampling())
-    clean = decoded(native(), join_encoded([good]), []).images[0]
-    assert all(np.array_equal(got.images[place], clean) for place in range(0, len(files), 2))
+    got = assert_pillows(files, GEOMETRIES[name], Resampling())
+    assert len(got.failures) > 10
+    if name == "whole":
+        clean = decoded(native(), join_encoded([good]), []).images[0]
+        assert all(np.array_equal(got.images[place], clean) for place in range(0, len(files), 2))
+
+
+def test_what_follows_the_crop_is_judged_as_pillow_judges_it():
+    """A crop is decoded to its last row only; files that end or change behind that row are still refused or taken."""
+    base = FILES[8]  # 64 x 64
+    end = len(base) - 2
+    files = [base, base[:end], base[: end - 1], base[: end - 40], base[:end] + b"\xff\xd0\xff\xd9", base + b"tail"]
+    inserts = (
+        b"\xff\xc4",
+        b"\xff\xd3",
+        b"\xff\xff\xff",
+        b"\xff\x00",
+        b"\xff\xda\0\x04",
+        b"\xff\xd9",
+        b"\xff\xe0\0\x08abcdef",
+    )
+    files += [base[: end - 30] + inserted + base[end - 30 :] for inserted in inserts]
+    batch = join_encoded(files)
+    for top in range(0, 60, 4):
+
+        def resolve(rows: Sequence[int], widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
+            geometry = identity(widths, heights)
+            geometry["crop"] = (9, top, 21, 4)  # noqa: B023
+            geometry["resize"] = geometry["window"][:, 2:] = (21, 4)
+            return geometry
+
+        got = native().decode(batch, range(len(batch)), resolve)
+        wanted = PillowDecoder(Resampling()).decode(batch, range(len(batch)), resolve)
+        assert got.failures.keys() == wanted.failures.keys() and len(wanted.failures) >= 3
+        assert got.decoders["native"] >= 2
+        for mine, theirs in zip(got.images, wanted.images, strict=True):
+            assert np.array_equal(mine, theirs)
 
 
 def test_threads_share_one_decoder_and_change_nothing():

@@ -49,7 +49,7 @@ class FakeWork:
 
     during: Callable[[str, int], None] = nothing
     nbytes: Mapping[int, int] = field(default_factory=dict)
-    rows_per_task: int | None = 2
+    rows_per_task: int = 2
     steps: list[tuple[str, int]] = field(default_factory=list)
     ahead: dict[int, int] = field(default_factory=dict)
     fillings: list[FakeFilling] = field(default_factory=list)
@@ -60,14 +60,16 @@ class FakeWork:
 
     @property
     def decoder(self) -> Any:
-        return SimpleNamespace(rows_per_task=self.rows_per_task)
+        return SimpleNamespace(rows_per_task=lambda encoded: self.rows_per_task)
 
     def fetch(self, batch: BatchPlan) -> EncodedBatch:
         self._step("fetch", batch.number)
         data = np.zeros(self.nbytes.get(batch.number, 10), np.uint8)
         return EncodedBatch(data, np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64))
 
-    def fill(self, batch: BatchPlan, epoch: int, encoded: EncodedBatch) -> FakeFilling:
+    def fill(
+        self, batch: BatchPlan, epoch: int, encoded: EncodedBatch, stop: np.ndarray | None = None
+    ) -> FakeFilling:
         return FakeFilling(batch, encoded)
 
     def decode(self, filling: FakeFilling, rows: range) -> None:

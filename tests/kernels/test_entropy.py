@@ -120,9 +120,15 @@ class Decoder:
         return entropy.decode_range(s.data, self.layout, s.tables, point, first, end, spacing, points, *outputs)
 
     def rows(self, spacing: int, points: np.ndarray) -> int:
-        s, point = self.scan, np.zeros(5, np.int32)
-        outputs = (self.coefficients, self.last)
-        return entropy.decode_window(s.data, self.layout, s.tables, point, spacing, points, *outputs)
+        """The window, each of its rows from the seek point before it."""
+        left, top, wide, high = self.window
+        for row in range(top, top + high):
+            first = row * self.scan.wide + left
+            nearest = first // spacing
+            status = self.range(points[nearest].copy(), nearest * spacing, first + wide)
+            if status:
+                return status
+        return entropy.DECODED
 
     def result(self, status: int, point: np.ndarray) -> Blocks:
         coefficients, last, at = [], [], 0
@@ -397,3 +403,28 @@ def test_odd_files_decode_here_only_where_pillow_decodes_them(real_data: Path):
                 image.load()
             good += 1
     assert good > 20
+
+
+def sound(data: bytes, at: int, restarts: bool) -> bool:
+    """What `sound_tail` must find, by the search that it is."""
+    while (at := data.find(b"\xff", at)) >= 0 and at + 1 < len(data):
+        code = data[at + 1]
+        if code == 0xD9:
+            return True
+        if code not in (0, 0xFF) and not (restarts and 0xD0 <= code <= 0xD7):
+            return False
+        at += 1 if code == 0xFF else 2
+    return False
+
+
+def test_a_tail_is_sound_up_to_its_end_marker():
+    rng, found = np.random.default_rng(7), set()
+    for _ in range(3000):
+        common = rng.choice(
+            [0x12, 0xFF, 0x00, 0xD0, 0xD9, 0xC4], int(rng.integers(40)), p=[0.8, 0.08, 0.06, 0.02, 0.02, 0.02]
+        )
+        data, at, restarts = common.astype(np.uint8), int(rng.integers(20)), bool(rng.integers(2))
+        wanted = sound(data.tobytes(), at, restarts)
+        assert entropy.sound_tail(data, at, restarts) == wanted
+        found.add(wanted)
+    assert found == {False, True}

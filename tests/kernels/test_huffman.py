@@ -8,6 +8,8 @@ from gpuload.kernels.huffman import (
     BAD_SYMBOL,
     BUILT,
     END,
+    KEPT,
+    KEPT_WORDS,
     LONG,
     OVERFULL,
     TABLE_SIZE,
@@ -15,6 +17,7 @@ from gpuload.kernels.huffman import (
     build_table,
     codes_reference,
     entry_reference,
+    kept_table,
     long_entry,
 )
 
@@ -88,3 +91,50 @@ def test_what_libjpeg_calls_a_bad_table_is_one():
     assert build_table(definition({1: 1, 2: 1}, [3, 16]), False, table) == BAD_SYMBOL
     assert build_table(definition({1: 1, 2: 1}, [3, 15]), False, table) == BUILT
     assert build_table(definition({}, []), True, table) == BUILT and set(table[: 1 << WINDOW].tolist()) == {LONG}
+
+
+class Keeper:
+    """A thread's kept tables, and images that ask for some."""
+
+    def __init__(self) -> None:
+        self.kept = np.zeros((KEPT + 1, KEPT_WORDS), np.uint64)
+        self.tables = np.full(KEPT * TABLE_SIZE, -1, np.int32)
+
+    def place(self, wanted: np.ndarray, ac: bool, image: int) -> int:
+        return kept_table(wanted, wanted.view(np.uint64), ac, np.uint64(image), self.kept, self.tables)
+
+    def table(self, place: int) -> np.ndarray:
+        return self.tables[place * TABLE_SIZE : (place + 1) * TABLE_SIZE]
+
+
+def test_kept_tables_are_those_that_would_be_built_and_stay_while_an_image_needs_them():
+    keeper, rng = Keeper(), np.random.default_rng(6)
+    definitions = [(random_definition(seed, ac), ac) for seed in range(40) for ac in (False, True)]
+    for image in range(1, 120):
+        wanted = [definitions[i] for i in rng.choice(len(definitions) if image % 2 else 12, 6, replace=False)]
+        places = [keeper.place(*one, image) for one in wanted]
+        for place, one in zip(places, wanted, strict=True):
+            table, fresh = keeper.table(place), built(*one)
+            known = fresh != -1  # entries that building leaves alone are what stood there before
+            assert np.array_equal(table[known], fresh[known])
+
+
+def test_a_kept_table_is_built_once_and_never_mistaken_for_one_of_the_other_class():
+    keeper, wanted = Keeper(), random_definition(1, False)
+    first = keeper.place(wanted, False, 1)
+    keeper.table(first)[:] = 12345
+    assert keeper.place(wanted, False, 2) == first and (keeper.table(first) == 12345).all()
+    assert keeper.place(wanted, True, 2) != first
+    other = wanted.copy()
+    other[271] ^= 1
+    assert keeper.place(other, False, 3) not in (first, -1)
+
+
+def test_what_is_no_code_has_no_place_and_leaves_none_damaged():
+    keeper = Keeper()
+    good, bad = random_definition(2, True), definition({1: 3}, [1, 2, 3])
+    place = keeper.place(good, True, 1)
+    for image in range(1, 3 * KEPT):
+        assert keeper.place(bad, True, image) == -1
+        assert keeper.place(good, True, image) >= 0
+    assert keeper.place(good, True, 999) >= 0 and place >= 0
