@@ -1,115 +1,111 @@
-"""How fast does gpuload decode a JPEG on one core, next to Pillow, for the same bytes out?
+"""How fast are gpuload's JPEG engine and its entropy index, next to DALI, torch's DataLoader, simplejpeg and Pillow?
 
-Command:  python -m bench.jpeg [DATA] [--json FILE] [--rounds 5]
-          DATA: a folder of JPEGs; $GPULOAD_DATA/photos where not given.
-Machine:  stands in every line of bench/results/jpeg.jsonl.
-Result:   a line a case: `case`, `ratio` (Pillow's time over ours), `ours`, `theirs` in microseconds of CPU an image.
-Explanation: docs/kernels.md.
+Command:  python -m bench.jpeg [DATA] [--json FILE] [--rounds 5] [--threads 2] [--cases train-dali,tiny-gil]
+          DATA: a folder of JPEGs, or of class folders; $GPULOAD_DATA/photos where not given.
+Machine:  stands in every line of bench/results/jpeg.jsonl, with versions and commit.
+Result:   a line a row of bench/jpeg_cases.py. `ratio`: the median over the rounds of the ratio within each; above 1
+          ours is the better. `ratios`: its range. `ours`, `theirs`: medians, in `unit`. `floor`, `aim`: of the ratio;
+          `floor_us`, `aim_us`: of `ours`. Code 0 whoever wins, 1 where a row could not be timed.
+Explanation: docs/kernels.md, losing rows included.
 
-Pixels are compared before anything is timed; rounds are interleaved, medians taken, CPU time counted and not wall time.
+Pixels are compared with Pillow's before anything is timed, loaders' labels too. All contenders on the same data take
+turns within a round. Loaders are whole: files or shards read, decoded, transformed and collated to float32 batches,
+images per second without the first burst of batches, each in a process of its own (bench/jpeg_loaders.py says how the
+index is learned before); decoders alone are timed by CPU time (bench/jpeg_single.py). A row whose peer is not
+installed is left out, and named.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import json
 import os
-import platform
-import statistics
 import sys
-import time
-from collections.abc import Callable, Sequence
-from importlib import metadata
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from datetime import datetime, timezone
 from pathlib import Path
+from typing import Any
 
-import numpy as np
-from PIL import Image
-
-import gpuload
-
-Decode = Callable[[bytes, tuple[int, int, int, int]], np.ndarray]
+from bench import jpeg_loaders, jpeg_single
+from bench.jpeg_cases import CASES, HEAD, NAMES, Timed, line, text
+from gpuload.cli.bench.machine import this_machine, versions
 
 
-def by_pillow(size: tuple[int, int] | None, cropped: bool) -> Decode:
-    def decode(data: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
-        image = Image.open(io.BytesIO(data)).convert("RGB")
-        if cropped:
-            image = image.crop((box[0], box[1], box[0] + box[2], box[1] + box[3]))
-        return np.asarray(image if size is None else image.resize(size, Image.Resampling.BILINEAR))
-
-    return decode
-
-
-def by_gpuload(size: tuple[int, int] | None, cropped: bool) -> Decode:
-    return lambda data, box: gpuload.decode_jpeg(data, crop=box if cropped else None, size=size)
-
-
-CASES: dict[str, tuple[tuple[int, int] | None, bool]] = {
-    "whole image": (None, False),
-    "random crop, resized to 224 x 224": ((224, 224), True),
-    "whole image, resized to 224 x 224": ((224, 224), False),
-}
+def time_work(
+    name: str, names: Sequence[str], asked: argparse.Namespace, photos: Sequence[Path], folder: Path
+) -> Timed:
+    """The contenders `names` of one work, which is a kind of row: bench/jpeg_cases.py."""
+    if name == "index":
+        return jpeg_single.time_index(names, photos, folder=folder, rounds=asked.rounds)
+    if name in jpeg_single.WORKS:
+        files = [path.read_bytes() for path in photos]
+        return jpeg_single.time_decoders(jpeg_single.WORKS[name], names, files, rounds=asked.rounds)
+    work = jpeg_loaders.WORKS[name]
+    data = jpeg_loaders.data_of(work, Path(asked.data), photos, folder=folder, tell=tell)
+    return jpeg_loaders.time_loaders(
+        work, names, data, photos, folder=folder, threads=asked.threads, rounds=asked.rounds, tell=tell
+    )
 
 
-def boxes(files: Sequence[bytes]) -> list[tuple[int, int, int, int]]:
-    """A crop of each image: RandomResizedCrop's areas, without its aspect ratios."""
-    generator = np.random.default_rng(0)
-    found = []
-    for data in files:
-        width, height = Image.open(io.BytesIO(data)).size
-        side = float(np.sqrt(generator.uniform(0.08, 1.0)))
-        w, h = max(1, int(width * side)), max(1, int(height * side))
-        x, y = int(generator.integers(width - w + 1)), int(generator.integers(height - h + 1))
-        found.append((x, y, w, h))
-    return found
+def tell(sentence: str) -> None:
+    sys.stderr.write(f"bench: {sentence}\n")
 
 
-def cpu_us(decode: Decode, files: Sequence[bytes], crops: Sequence[tuple[int, int, int, int]]) -> float:
-    began = time.process_time()
-    for data, box in zip(files, crops, strict=True):
-        decode(data, box)
-    return (time.process_time() - began) / len(files) * 1e6
-
-
-def machine() -> dict[str, str]:
-    """What a figure is worth nothing without."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    versions = {name: metadata.version(name) for name in ("numba", "numpy", "pillow")}
-    return {"cpu": (models or [platform.machine()])[0], "python": platform.python_version(), **versions}
+def record(found: Mapping[str, Any], file: Path | None) -> None:
+    """A row on the terminal and in the file, as soon as it is known: what ends a long run early loses the rest only."""
+    sys.stdout.write(text(found) + "\n")
+    sys.stdout.flush()
+    if file is not None:
+        with file.open("a") as out:
+            out.write(json.dumps(found) + "\n")
 
 
 def main(argv: Sequence[str]) -> int:
+    """Times the rows asked for and prints them. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.jpeg", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("data", nargs="?", default=os.path.join(os.environ.get("GPULOAD_DATA", ""), "photos"))
-    parser.add_argument("--json", default=None, help="append the lines to this file")
+    parser.add_argument("--json", type=Path, default=None, help="append the lines to this file")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=2, help="decode threads; torch's worker processes")
+    parser.add_argument("--cases", default=",".join(NAMES), help="rows, with commas between: " + ", ".join(NAMES))
     asked = parser.parse_args(argv)
-    paths = sorted(path for path in Path(asked.data).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
-    if not paths:
-        sys.stderr.write(f"bench: no JPEGs at {asked.data!r}: give a folder, or set GPULOAD_DATA\n")
+    chosen = [name.strip() for name in asked.cases.split(",") if name.strip()]
+    unknown = [name for name in chosen if name not in NAMES]
+    if unknown:
+        parser.error(f"no case {', '.join(unknown)}; there are {', '.join(NAMES)}")
+    if asked.rounds < 1 or asked.threads < 1:
+        parser.error("--rounds and --threads start at 1")
+    photos = sorted(path for path in Path(asked.data).rglob("*") if path.suffix.lower() in (".jpg", ".jpeg"))
+    if not photos:
+        tell(f"no JPEGs at {asked.data!r}: give a folder, or set GPULOAD_DATA to one that holds photos/")
         return 2
-    files = [path.read_bytes() for path in paths]
-    crops = boxes(files)
-    lines = []
-    for case, (size, cropped) in CASES.items():
-        ours, theirs = by_gpuload(size, cropped), by_pillow(size, cropped)
-        for data, box in zip(files, crops, strict=True):
-            if not np.array_equal(ours(data, box), theirs(data, box)):
-                sys.stderr.write(f"bench: {case}: pixels differ from Pillow's, so nothing is timed\n")
-                return 1
-        rounds = [(cpu_us(ours, files, crops), cpu_us(theirs, files, crops)) for _ in range(asked.rounds)]
-        mine, pillows = (statistics.median(column) for column in zip(*rounds, strict=True))
-        ratio = statistics.median(b / a for a, b in rounds)
-        figures = {"case": case, "ratio": ratio, "ours": mine, "theirs": pillows, "images": len(files)}
-        lines.append(figures | {"rounds": asked.rounds, "machine": machine()})
-        sys.stdout.write(f"{case:36} {mine:7.0f} us   Pillow {pillows:7.0f} us   {ratio:.2f} x\n")
-    if asked.json:
-        with Path(asked.json).open("a") as out:
-            out.writelines(json.dumps(line) + "\n" for line in lines)
-    return 0
+
+    cases = [case for case in CASES if case.name in chosen]
+    common = {
+        "threads": asked.threads,
+        "machine": asdict(this_machine()),
+        "versions": versions(),
+        "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+    }
+    left_out: dict[str, str] = {}
+    sys.stdout.write(f"{this_machine()}; {len(photos)} photographs\n{HEAD}\n")
+    with tempfile.TemporaryDirectory() as folder:
+        for work in dict.fromkeys(case.work for case in cases):
+            rows = [case for case in cases if case.work == work]
+            tell(f"{work}: {', '.join(case.name for case in rows)}")
+            names = list(dict.fromkeys(name for case in rows for name in (case.ours, case.theirs)))
+            timed = time_work(work, names, asked, photos, Path(folder))
+            for case in rows:
+                reason = timed.reason(case)
+                if reason:
+                    left_out[case.name] = reason
+                else:
+                    record({**line(case, timed), **common}, asked.json)
+    for name, reason in left_out.items():
+        tell(f"left out: {name}: {reason}")
+    return 0 if all("absent: " in reason for reason in left_out.values()) else 1
 
 
 if __name__ == "__main__":

@@ -35,7 +35,9 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         self._pid = os.getpid()
         self._wiring, self._in_order = wiring, loader.in_order
-        self._channels_last = loader.memory_format is torch.channels_last and wiring.plan.spec is None
+        self._channels_last = loader.memory_format is torch.channels_last and (
+            wiring.plan.spec is None or wiring.plan.spec.open
+        )
         self._given_seed, self._resets = loader.seed, 0
         sampler = loader.sampler
         self._world = (sampler.num_replicas, sampler.rank) if isinstance(sampler, DistributedSampler) else (1, 0)

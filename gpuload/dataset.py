@@ -166,10 +166,10 @@ class ShardDataset(Dataset):
         refs["offset"], refs["length"] = member["offset"], member["length"]
         return refs
 
-    def new_reader(self) -> RangeReader:
-        """A reader of `files`, the caller's to close. The data set has one of its own."""
+    def new_reader(self, *, batches: bool = False) -> RangeReader:
+        """A reader of `files`, the caller's to close; batches: for many samples at once. The data set has its own."""
         urls = self.files if self._catalog.format == "tar" else self.files[:1]  # a folder's lie in one place
-        return reader_for(urls, storage_options=self.storage_options)
+        return reader_for(urls, storage_options=self.storage_options, batches=batches)
 
     def sidecars(self) -> list[str]:
         """The files of seek points that lie beside its shards (`gpuload index` makes them)."""

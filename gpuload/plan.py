@@ -27,7 +27,8 @@ class LoaderPlan:
 
     accelerated: gpuload's path, or torch's. reasons: why torch's, empty otherwise. steps: (step, where it
     runs, what comes out), in order. notes: what is worth knowing. The rest is None on torch's path.
-    spec: the images of a batch where they are stored directly; None where samples are finished one by one.
+    spec: the images of a batch where they are stored directly; None where samples are finished one by one, as are those
+    of a batch whose images differ in size.
     ignored: arguments of gpuload's own that were given and do nothing on torch's path.
     """
 
@@ -85,6 +86,8 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     direct = loader.batch_sampler is not None and loader.collate_fn is default_collate
     spec = augment.tensor_spec(loader.memory_format is torch.channels_last) if direct else None
     decoder = choose_decoder(loader.decoder, augment.resampling)
+    if spec is not None and spec.open and decoder != "native":  # others know an image's size when it is decoded
+        spec = None
     threads = loader.decode_threads
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
     steps = [
@@ -95,7 +98,7 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     ]
     if spec is not None:
         layout = "channels_last" if spec.channels_last else "contiguous"
-        shape = " x ".join(map(str, spec.shape))
+        shape = "3 x h x w" if spec.open else " x ".join(map(str, spec.shape))
         steps.append(("store into the batch", f"{where}, fused", f"n x {shape} {spec.dtype}, {layout}"))
     else:
         steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))

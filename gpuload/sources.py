@@ -190,7 +190,7 @@ class ShardSource:
 
     def __init__(self, dataset: ShardDataset):
         self._dataset = dataset
-        self._reader = dataset.new_reader()
+        self._reader = dataset.new_reader(batches=True)
         self.fetch_threads = LOCAL_FETCH_THREADS if isinstance(self._reader, LocalReader) else REMOTE_FETCH_THREADS
         self.slots = dataset.slots
 

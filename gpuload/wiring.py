@@ -50,9 +50,8 @@ class Wiring:
             decoder=decoder,
             device=make_device(device, keep=self.depth + 2, pinned=pinned),
             spec=plan.spec,
-            collate=DirectCollate(source)
-            if plan.spec is not None
-            else SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
+            stack=DirectCollate(source),
+            collate=SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
             tensor=_image_memory,
             on_error=loader.on_error,
             bad=bad,
@@ -121,7 +120,7 @@ def _decoder(loader: Any, plan: LoaderPlan, source: Source, *, threads: int, row
         index = None
         if loader.entropy_index != "off":
             index = EntropyIndex(source.sidecars(), learn=loader.entropy_index == "learn")
-        return NativeDecoder(resampling, pillow, plan.augment.resize, index)
+        return NativeDecoder(resampling, pillow, plan.augment.resize, index, fidelity=loader.fidelity)
     return DaliDecoder(threads=threads, resampling=resampling, max_rows=rows, fallback=pillow)
 
 

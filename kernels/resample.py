@@ -61,7 +61,7 @@ def resize_reference(source: np.ndarray, height: int, width: int, kind: int, ver
 _I32, _I64 = ir.IntType(32), ir.IntType(64)
 
 
-def _bytes_at(builder: Any, address: Any) -> Memory:
+def bytes_at(builder: Any, address: Any) -> Memory:
     return Memory(builder, builder.inttoptr(address, ir.IntType(8).as_pointer()))
 
 
@@ -69,7 +69,7 @@ def _emit_columns(vectors: int) -> Any:
     """target[at ...] = the weighted sum of `taps` rows, `stride` apart; 16 * vectors bytes of them."""
 
     def columns(target, at, source, stride, taps, weights, first_weight):
-        builder, rows = target.builder, _bytes_at(target.builder, source)
+        builder, rows = target.builder, bytes_at(target.builder, source)
         half = ir.Constant(ir.VectorType(_I32, 16), [HALF] * 16)
         totals = [cgutils.alloca_once_value(builder, half) for _ in range(vectors)]
         with cgutils.for_range(builder, taps) as loop:
@@ -98,9 +98,9 @@ def _transposed(rows: list[Vector]) -> list[Vector]:
 
 
 @vector_code
-def _columns_from_rows(target, at, source, stride):
+def columns_from_rows(target, at, source, stride):
     """32 bytes of each of 16 rows, `stride` apart: 32 columns of 16 bytes, one after the other."""
-    rows = _bytes_at(target.builder, source)
+    rows = bytes_at(target.builder, source)
     offsets = [target.builder.mul(stride, _I64(k)) for k in range(_ROWS)]
     for k, column in enumerate(_transposed([rows.load(offset, _WIDE, 8) for offset in offsets])):
         for h, half in enumerate(column.halves()):
@@ -108,9 +108,9 @@ def _columns_from_rows(target, at, source, stride):
 
 
 @vector_code
-def _rows_from_columns(target, at, source, stride):
+def rows_from_columns(target, at, source, stride):
     """The way back: 32 columns of 16 bytes become 32 bytes of each of 16 rows, `stride` apart."""
-    columns = _bytes_at(target.builder, source)
+    columns = bytes_at(target.builder, source)
     halves = [columns.load(_I64(0), 16, 8, 16 * k) for k in range(_WIDE)]
     joined = [one.pick(other, range(_WIDE)) for one, other in zip(halves[:16], halves[16:], strict=True)]
     for k, row in enumerate(_transposed(joined)):
@@ -119,7 +119,7 @@ def _rows_from_columns(target, at, source, stride):
 
 @vector_code
 def _move_byte(target, at, source):
-    target.store(at, _bytes_at(target.builder, source).load(_I64(0), 1, 8))
+    target.store(at, bytes_at(target.builder, source).load(_I64(0), 1, 8))
 
 
 def _emit_look_up(size: int) -> Any:
@@ -132,7 +132,7 @@ def _emit_look_up(size: int) -> Any:
 
     def look_up(pixels, at, mirror, table, target, plane, stride, count):
         builder, kind = pixels.builder, ir.IntType(8 * size)
-        entries, out = _bytes_at(builder, table), _bytes_at(builder, target)
+        entries, out = bytes_at(builder, table), bytes_at(builder, target)
         mirrored = builder.icmp_signed("!=", mirror, _I64(0))
 
         def word(first: Any, of: int, ahead: int, bits: int) -> Any:
@@ -212,7 +212,7 @@ def _block_of_rows(scratch, at, at_stride, source, stride, rows, row_bytes, boun
         x = np.int64(0)
         while x < row_bytes:  # the last 32 bytes overlap those before
             x = min(x, row_bytes - _WIDE)
-            _columns_from_rows(scratch, columns + _ROWS * x, source + x, stride)
+            columns_from_rows(scratch, columns + _ROWS * x, source + x, stride)
             x += _WIDE
     else:
         for y in range(rows):
@@ -223,11 +223,11 @@ def _block_of_rows(scratch, at, at_stride, source, stride, rows, row_bytes, boun
         first = base + columns + 3 * _ROWS * bounds[i, 0]
         _columns_48(scratch, resized + 3 * _ROWS * i, first, 3 * _ROWS, taps, weights, weights.shape[1] * i)
     for x in range(0, 3 * bounds.shape[0], _WIDE):
-        _rows_from_columns(scratch, at + x, base + resized + _ROWS * x, at_stride)
+        rows_from_columns(scratch, at + x, base + resized + _ROWS * x, at_stride)
 
 
 @njit(nogil=True)
-def _store_row(scratch, at, mirror, table, target, plane, stride, size, count):
+def store_row(scratch, at, mirror, table, target, plane, stride, size, count):
     if size == 1:
         _look_up_1(scratch, at, mirror, table, target, plane, stride, count)
     elif size == 2:
@@ -247,7 +247,7 @@ def store(source, table, flip_h, flip_v, out):
     pixels = source.reshape(-1)
     for y in range(height):
         target = out_at + (height - 1 - y if flip_v else y) * out.strides[1]
-        _store_row(pixels, y * stride, mirror, table_at, target, out.strides[0], out.strides[2], out.shape[3],
+        store_row(pixels, y * stride, mirror, table_at, target, out.strides[0], out.strides[2], out.shape[3],
                    source.shape[1])  # fmt: skip
 
 
@@ -273,7 +273,7 @@ class _Layout(NamedTuple):
 
 
 @njit(nogil=True)
-def _lines(size):
+def lines(size):
     return (size + 63) // 64 * 64
 
 
@@ -282,13 +282,13 @@ def _layout(vertical, horizontal, height, width, kind, vertical_first):
     rows, columns = source_span(vertical, kind, height), source_span(horizontal, kind, width)
     taps_v = tap_limit(vertical.in_size, vertical.out_size, kind)
     taps_h = tap_limit(horizontal.in_size, horizontal.out_size, kind)
-    row_stride, block_stride = _lines(3 * (columns.stop - columns.start)), _lines(3 * width)
-    bounds_h = _lines(8 * height)
-    weights_v = bounds_h + _lines(8 * width)
-    weights_h = weights_v + _lines(4 * height * taps_v)
-    work = weights_h + _lines(4 * width * taps_h)
-    columns_at = work + _lines(8 * max(taps_v, taps_h))
-    resized = columns_at + _ROWS * row_stride + 3 * _ROWS * _lines(taps_h)  # taps of weight 0 reach beyond the row
+    row_stride, block_stride = lines(3 * (columns.stop - columns.start)), lines(3 * width)
+    bounds_h = lines(8 * height)
+    weights_v = bounds_h + lines(8 * width)
+    weights_h = weights_v + lines(4 * height * taps_v)
+    work = weights_h + lines(4 * width * taps_h)
+    columns_at = work + lines(8 * max(taps_v, taps_h))
+    resized = columns_at + _ROWS * row_stride + 3 * _ROWS * lines(taps_h)  # taps of weight 0 reach beyond the row
     block = resized + _ROWS * block_stride
     middle = block + _ROWS * block_stride
     middle_stride = row_stride if vertical_first else block_stride
@@ -300,7 +300,7 @@ def _layout(vertical, horizontal, height, width, kind, vertical_first):
 
 
 @njit(nogil=True)
-def _int32(scratch, at, rows, columns):
+def int32_view(scratch, at, rows, columns):
     return scratch[at : at + 4 * rows * columns].view(np.int32).reshape(rows, columns)
 
 
@@ -338,8 +338,9 @@ def _passes_and_store(source, vertical, horizontal, kind, vertical_first, table,
     base, stride = np.int64(scratch.ctypes.data), np.int64(source.strides[0])
     origin = np.int64(source.ctypes.data) + top * stride + 3 * left
 
-    bounds_v, weights_v = _int32(scratch, 0, height, 2), _int32(scratch, at.weights_v, height, at.taps_v)
-    bounds_h, weights_h = _int32(scratch, at.bounds_h, width, 2), _int32(scratch, at.weights_h, width, at.taps_h)
+    bounds_v, weights_v = int32_view(scratch, 0, height, 2), int32_view(scratch, at.weights_v, height, at.taps_v)
+    bounds_h = int32_view(scratch, at.bounds_h, width, 2)
+    weights_h = int32_view(scratch, at.weights_h, width, at.taps_h)
     work = scratch[at.work : at.work + 8 * max(at.taps_v, at.taps_h)].view(np.float64)
     down = Axis(vertical.in_size, rows.start, vertical.out_size, vertical.out_start)
     along = Axis(horizontal.in_size, columns.start, horizontal.out_size, horizontal.out_start)
@@ -375,7 +376,7 @@ def _passes_and_store(source, vertical, horizontal, kind, vertical_first, table,
         for k in range(count):
             target = out_at + (height - 1 - top - k if flip_v else top + k) * out.strides[1]
             row = at.block + k * at.block_stride
-            _store_row(scratch, row, mirror, table_at, target, out.strides[0], out.strides[2], size, width)
+            store_row(scratch, row, mirror, table_at, target, out.strides[0], out.strides[2], size, width)
 
 
 @kernel([types.int64(AXIS, AXIS, types.int64, types.int64, types.int64, types.boolean)])

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numba
 import numpy as np
 from gpuload.kernels.compile import on_demand
+from gpuload.kernels.simd import inner
 from numba import njit, types
 
 LANCZOS, BILINEAR, BICUBIC, BOX, HAMMING = 1, 2, 3, 4, 5
@@ -94,7 +95,7 @@ def _bicubic(x: float) -> float:
     return (((x - 5) * x + 8) * x - 4) * -0.5 if x < 2.0 else 0.0
 
 
-@njit(nogil=True)
+@inner
 def _support(kind):
     if kind == LANCZOS:
         return 3.0
@@ -103,7 +104,7 @@ def _support(kind):
     return 0.5 if kind == BOX else 1.0
 
 
-@njit(nogil=True)
+@inner
 def _sinc(x):
     if x == 0.0:
         return 1.0
@@ -111,7 +112,7 @@ def _sinc(x):
     return math.sin(x) / x
 
 
-@njit(nogil=True)
+@inner
 def _weight(kind, x):
     if kind == LANCZOS:
         return _sinc(x) * _sinc(x / 3.0) if -3.0 <= x < 3.0 else 0.0
@@ -129,13 +130,13 @@ def _weight(kind, x):
     return 1.0 - x
 
 
-@njit(nogil=True)
+@inner
 def tap_limit(in_size, out_size, kind):
     """The most taps that an output has: the length of a row of weights."""
     return 2 * np.int64(math.ceil(_support(kind) * max(in_size / out_size, 1.0))) + 1
 
 
-@njit(nogil=True)
+@inner
 def source_span(axis, kind, count):
     """The pixels of the axis that `count` outputs from out_start read."""
     scale = axis.in_size / axis.out_size
@@ -145,28 +146,42 @@ def source_span(axis, kind, count):
     return Span(max(np.int64(first - reach + 0.5), 0), min(np.int64(last + reach + 0.5), axis.in_size))
 
 
-@njit(nogil=True)
-def fill_coefficients(axis, kind, work, bounds, weights):
+class Taps(NamedTuple):
+    """An output's taps: `number` pixels from `first` on; `total` is the sum of their weights."""
+
+    first: int
+    number: int
+    total: float
+
+
+@inner
+def output_taps(axis, kind, i, work):
+    """The taps of output out_start + i, in pixels of the axis; into work their weights, to be divided by `total`."""
     scale = axis.in_size / axis.out_size
     stretch = max(scale, 1.0)
     reach, shrink = _support(kind) * stretch, 1.0 / stretch
+    centre = (axis.out_start + i + 0.5) * scale
+    first = max(np.int64(centre - reach + 0.5), 0)
+    count = min(min(np.int64(centre + reach + 0.5), axis.in_size) - first, work.size)
+    total = 0.0
+    for k in range(count):
+        work[k] = _weight(kind, (k + first - centre + 0.5) * shrink)
+        total += work[k]
+    return Taps(first, count, total if total != 0.0 else 1.0)
+
+
+@njit(nogil=True)
+def fill_coefficients(axis, kind, work, bounds, weights):
+    work = work[: weights.shape[1]]
     for i in range(bounds.shape[0]):
-        centre = (axis.out_start + i + 0.5) * scale
-        first = max(np.int64(centre - reach + 0.5), 0)
-        taps = min(min(np.int64(centre + reach + 0.5), axis.in_size) - first, weights.shape[1])
-        total = 0.0
-        for k in range(taps):
-            work[k] = _weight(kind, (k + first - centre + 0.5) * shrink)
-            total += work[k]
-        if total == 0.0:
-            total = 1.0
-        for k in range(taps):
-            value = work[k] / total
+        taps = output_taps(axis, kind, i, work)
+        for k in range(taps.number):
+            value = work[k] / taps.total
             weights[i, k] = np.int32(value * (1 << BITS) + (-0.5 if value < 0.0 else 0.5))
-        for k in range(taps, weights.shape[1]):
+        for k in range(taps.number, weights.shape[1]):
             weights[i, k] = 0
-        bounds[i, 0] = first - axis.source_start
-        bounds[i, 1] = taps
+        bounds[i, 0] = taps.first - axis.source_start
+        bounds[i, 1] = taps.number
 
 
 AXIS: Any = numba.typeof(Axis(1, 0, 1, 0))

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from gpuload.kernels.simd import Memory, inner, splat, vector_code
 
-_LANES = 16
+_LANES, _FEW = 16, 4
 
 
 def upsample_reference(samples: np.ndarray, h_expand: int, v_expand: int) -> np.ndarray:
@@ -67,17 +67,22 @@ def end_sample(end, expand, smooth, size):
     return min((end - 1) // expand + (2 if smooth and expand == 2 else 1), size)
 
 
-@vector_code
-def _double(near: Memory, far: Memory, i: Any, out: Memory, at: Any, even: Any, odd: Any) -> None:
-    """Samples i to i + 15 to 32 pixels; reads one sample more on each side."""
-    before, here, after = (
-        near.load(i, _LANES, 8, k).widen(16, signed=False) * 3 + far.load(i, _LANES, 8, k).widen(16, signed=False)
-        for k in (-1, 0, 1)
-    )
-    triple, builder = here * 3, near.builder
-    left = (triple + before + splat(builder, even, _LANES, 16)) >> 4
-    right = (triple + after + splat(builder, odd, _LANES, 16)) >> 4
-    out.store(at, (left | right << 8).split())  # cheaper than two narrowings and a zip
+def _emit_double(lanes: int) -> Any:
+    def double(near: Memory, far: Memory, i: Any, out: Memory, at: Any, even: Any, odd: Any) -> None:
+        """Samples from i on, as many as there are lanes, to twice as many pixels; reads one more on each side."""
+        before, here, after = (
+            near.load(i, lanes, 8, k).widen(16, signed=False) * 3 + far.load(i, lanes, 8, k).widen(16, signed=False)
+            for k in (-1, 0, 1)
+        )
+        triple, builder = here * 3, near.builder
+        left = (triple + before + splat(builder, even, lanes, 16)) >> 4
+        right = (triple + after + splat(builder, odd, lanes, 16)) >> 4
+        out.store(at, (left | right << 8).split())  # cheaper than two narrowings and a zip
+
+    return vector_code(double)
+
+
+_double, _double_few = _emit_double(_LANES), _emit_double(_FEW)
 
 
 @vector_code
@@ -108,6 +113,12 @@ def _double_row(near, far, left, width, x0, x1, even, odd, out):
             i = min(i, end - _LANES)  # the last one overlaps its predecessor
             _double(near, far, i - left, out, 2 * i - x0, even, odd)
             i += _LANES
+    elif end - start >= _FEW:  # the rows of thumbnails
+        i = start
+        while i < end:
+            i = min(i, end - _FEW)
+            _double_few(near, far, i - left, out, 2 * i - x0, even, odd)
+            i += _FEW
     else:
         end = start = min(max(start, (x0 + 1) >> 1), (x1 + 1) >> 1)
     for x in range(x0, min(2 * start, x1)):

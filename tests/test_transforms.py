@@ -527,3 +527,57 @@ def test_photographs_as_they_come(photos: Path):
 
     loader: Any = gpuload.DataLoader(Files(), 4, decoder="pillow", device="cpu", accelerate="require", num_workers=2)
     assert_same(list(loader), list(TorchDataLoader(Files(), 4)))
+
+
+@pytest.fixture(scope="module")
+def alike(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every kind of JPEG, all of one size: no operation need say it."""
+    kinds = {"444": {"subsampling": 0}, "420": {"subsampling": 2}, "progressive": {"progressive": True}, "grey": {}}
+    files = {
+        f"{name} {i}": encoded(picture(37, 29, mode="L" if name == "grey" else "RGB"), **options)
+        for i in range(3)
+        for name, options in kinds.items()
+    }
+    return write_folder(tmp_path_factory.mktemp("alike"), files)
+
+
+UNSIZED: dict[str, Chain] = {
+    "tensor": lambda: [v1.ToTensor(), v1.Normalize(MEAN, STD)],
+    "flip": lambda: [v1.RandomHorizontalFlip(1.0), v1.ToTensor()],
+    "classes": lambda: [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)],
+    "padding": lambda: [v1.CenterCrop((50, 61)), v1.ToTensor()],
+    "shorter side": lambda: [v1.Resize(20), v1.ToTensor()],
+}
+
+
+@pytest.mark.parametrize("name", UNSIZED)
+@pytest.mark.parametrize("decoder", ["native", "pillow"])
+def test_images_that_happen_to_be_alike_are_stacked_without_a_size_in_the_transform(
+    alike: Path, name: str, decoder: str, monkeypatch: pytest.MonkeyPatch
+):
+    transform = v1.Compose(UNSIZED[name]())
+    if decoder == "native":  # nothing runs sample by sample
+        monkeypatch.setattr("gpuload.engine.work.finish_rows", lambda *arguments: pytest.fail("one by one"))
+    for workers in (0, 2):
+        got = ours(alike, transform, batch_size=5, decoder=decoder, num_workers=workers)
+        assert_same(got, torchs(alike, transform, batch_size=5))
+        assert all(type(images) is torch.Tensor and images.is_contiguous() for images, _ in got)
+    last = ours(alike, transform, batch_size=5, decoder=decoder, memory_format=torch.channels_last)
+    assert_same(last, got)
+    assert all(images.is_contiguous(memory_format=torch.channels_last) for images, _ in last)
+
+
+def test_images_that_differ_in_size_are_refused_as_torch_refuses_them(folder: Path):
+    errors = []
+    for load in (ours, torchs):
+        with pytest.raises(RuntimeError, match="stack expects each tensor to be equal size") as caught:
+            load(folder, v1.ToTensor(), batch_size=7, **({"decoder": "native"} if load is ours else {}))
+        errors.append(str(caught.value).splitlines()[-1])
+    assert errors[0] == errors[1]
+
+
+def test_a_batch_with_one_image_whose_size_only_pillow_knows_is_stacked_too(alike: Path, tmp_path: Path):
+    mixed = tmp_path / "mixed"
+    files = {path.stem: path.read_bytes() for path in sorted(alike.rglob("*.jpg"))[:3]}
+    write_folder(mixed, files | {"png": encoded(picture(37, 29), "PNG")})
+    assert_same(ours(mixed, v1.ToTensor(), batch_size=4, decoder="native"), torchs(mixed, v1.ToTensor(), batch_size=4))

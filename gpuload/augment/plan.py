@@ -52,11 +52,11 @@ class AugmentPlan:
         return size
 
     def tensor_spec(self, channels_last: bool) -> TensorSpec | None:
-        """The image's part of a batch where every image has the same shape and nothing runs per sample, else None."""
-        size = self.output_size
-        if size is None or self.table is None or self.rest is not None:
+        """The image's part of a batch where nothing runs per sample, else None; open where images differ in size."""
+        if self.table is None or self.rest is not None:
             return None
-        return TensorSpec((3, size[1], size[0]), self.dtype, channels_last)
+        width, height = self.output_size or (0, 0)
+        return TensorSpec((3, height, width), self.dtype, channels_last)
 
     def same_as(self, other: AugmentPlan) -> bool:
         """Whether both do the same to every image: an engine made for one serves the other."""

@@ -20,6 +20,9 @@ def store_rows(target: Target, decoded: DecodedRows) -> None:
     for place, row in enumerate(decoded.rows):
         image = decoded.images[place]
         if image is not None:
+            if image.shape[:2] != target.array.shape[2:]:
+                decoded.failures[row] = ValueError(f"decoded to {image.shape[:2]}, not {target.array.shape[2:]} pixels")
+                continue
             geometry = decoded.geometry[place]
             lookup_store(image, target.table, geometry["flip_h"].item(), geometry["flip_v"].item(), target.array[row])
 

@@ -18,11 +18,22 @@ from gpuload.core.structure import Placed
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape and element type of one image in the batch. shape: (C, H, W); dtype: torch's name, e.g. "float32"."""
+    """Shape and element type of one image in the batch. shape: (C, H, W); dtype: torch's name, e.g. "float32".
+
+    H and W are 0 where only a batch's images say how large they are: `of_size` then makes the spec of each batch.
+    """
 
     shape: tuple[int, int, int]
     dtype: str
     channels_last: bool = False
+
+    @property
+    def open(self) -> bool:
+        """Whether only a batch's images say how large they are."""
+        return self.shape[1:] == (0, 0)
+
+    def of_size(self, height: int, width: int) -> TensorSpec:
+        return TensorSpec((self.shape[0], height, width), self.dtype, self.channels_last)
 
 
 @dataclass(frozen=True)
@@ -123,7 +134,3 @@ class DecodedRows:
     failures: dict[int, BaseException] = field(default_factory=dict)
     decoders: dict[str, int] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
-
-    def done(self, place: int) -> bool:
-        """Whether this image is decoded."""
-        return self.images[place] is not None or place in self.stored

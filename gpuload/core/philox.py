@@ -12,6 +12,7 @@ _MULTIPLIERS = (np.uint64(0xD2511F53), np.uint64(0xCD9E8D57))
 _WEYL = (0x9E3779B9, 0xBB67AE85)
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 ROUNDS = 10
+_STEPS = np.array([[step * weyl & 0xFFFFFFFF for step in range(ROUNDS)] for weyl in _WEYL], np.uint64)
 
 
 def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
@@ -20,12 +21,11 @@ def philox(counter: np.ndarray, key: np.ndarray) -> np.ndarray:
     counter: uint32 (..., 4). key: uint32 (..., 2), broadcast against the counter's leading axes.
     Returns uint32 (..., 4).
     """
-    c0, c1, c2, c3 = np.moveaxis(counter.astype(np.uint64), -1, 0)
-    k0, k1 = np.moveaxis(key.astype(np.uint64), -1, 0)
-    for step in range(ROUNDS):
+    c0, c1, c2, c3 = np.moveaxis(counter, -1, 0).astype(np.uint64, order="C")  # word by word: half the time of strides
+    k0, k1 = np.moveaxis(key, -1, 0).astype(np.uint64, order="C")
+    steps = _STEPS.reshape(2, ROUNDS, *[1] * k0.ndim)
+    for r0, r1 in zip(k0 + steps[0] & _LOW, k1 + steps[1] & _LOW, strict=True):
         a, b = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        r0 = (k0 + np.uint64(step * _WEYL[0] & 0xFFFFFFFF)) & _LOW
-        r1 = (k1 + np.uint64(step * _WEYL[1] & 0xFFFFFFFF)) & _LOW
         c0, c1, c2, c3 = (b >> _SHIFT) ^ c1 ^ r0, b & _LOW, (a >> _SHIFT) ^ c3 ^ r1, a & _LOW
     return np.stack(np.broadcast_arrays(c0, c1, c2, c3), axis=-1).astype(np.uint32)
 

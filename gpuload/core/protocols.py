@@ -9,7 +9,7 @@ import numpy as np
 
 from gpuload.core.batch import NEVER, DecodedRows, EncodedBatch, Target
 
-Resolve = Callable[[Sequence[int], np.ndarray, np.ndarray], np.ndarray]
+Resolve = Callable[[Sequence[int] | np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """(rows of the batch, widths, heights) -> GEOMETRY (len(rows),). Pure: any thread, any number of times.
 
 Raises ValueError where one of these images cannot have what the transform asks (a crop larger than it)."""
@@ -72,6 +72,10 @@ class Decoder(Protocol):
     def rows_per_task(self, encoded: EncodedBatch) -> int: ...
 
     def callers(self, threads: int) -> int: ...
+
+    def sizes(self, encoded: EncodedBatch) -> np.ndarray | None:
+        """(width, height) of every image, int64 (n, 2), zeros where unknown; None where only decoding would tell."""
+        ...
 
     def decode(
         self,

@@ -182,6 +182,9 @@ class DaliDecoder:
     def rows_per_task(self, encoded: EncodedBatch) -> int:
         return self._task
 
+    def sizes(self, encoded: EncodedBatch) -> None:
+        return None
+
     def decode(
         self,
         encoded: EncodedBatch,

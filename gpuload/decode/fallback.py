@@ -8,11 +8,12 @@ from gpuload.core.protocols import Decoder, Resolve
 
 def decode_rest(fallback: Decoder, encoded: EncodedBatch, out: DecodedRows, resolve: Resolve, *, name: str) -> None:
     """Count what `name` has decoded, and have `fallback` decode every row without an image that could be read."""
-    done = sum(out.done(place) for place in range(len(out.rows)))
-    if done:
-        out.decoders[name] = done
-    for place, row in enumerate(out.rows):
-        if out.done(place) or row in encoded.failures:
+    left = [place for place, image in enumerate(out.images) if image is None and place not in out.stored]
+    if len(left) < len(out.rows):
+        out.decoders[name] = len(out.rows) - len(left)
+    for place in left:
+        row = out.rows[place]
+        if row in encoded.failures:
             continue
         part = fallback.decode(encoded, range(row, row + 1), resolve)
         out.images[place], out.geometry[place] = part.images[0], part.geometry[0]

@@ -96,7 +96,8 @@ class NativeDecoder:
     """core.protocols.Decoder on gpuload's kernels.
 
     fallback: takes what they don't. resize: as PillowDecoder's. index: where seek points are found and, if it learns,
-    kept; pixels are the same without.
+    kept; pixels are the same without. fidelity: "exact", or "fast": crops that become much smaller are decoded at a
+    fraction of their size (kernels/decode_scaled.py).
     """
 
     name = "native"
@@ -107,11 +108,13 @@ class NativeDecoder:
         fallback: Decoder,
         resize: Callable[[np.ndarray, tuple[int, int]], np.ndarray] | None = None,
         index: EntropyIndex | None = None,
+        *,
+        fidelity: str = "exact",
     ):
         self._resampling, self._fallback, self._resize = resampling, fallback, resize
         self._kind = _KINDS.get(resampling.interpolation) if resize is None else None
         self._rule = pass_order() if self._kind is not None else None
-        self._index = index
+        self._index, self._fast = index, fidelity == "fast"
         self._fill = np.array(resampling.fill, np.int64)
         self._memory = _Memory()
 
@@ -121,6 +124,9 @@ class NativeDecoder:
     def rows_per_task(self, encoded: EncodedBatch) -> int:
         usual = TASK_BYTES * len(encoded) // max(1, encoded.data.nbytes)
         return min(max(usual, TASK_ROWS[0]), TASK_ROWS[1])
+
+    def sizes(self, encoded: EncodedBatch) -> np.ndarray:
+        return _Headers.read(encoded, range(len(encoded))).header[:, [jpeg.WIDTH, jpeg.HEIGHT]].astype(np.int64)
 
     def decode(
         self,
@@ -135,9 +141,9 @@ class NativeDecoder:
         headers = _Headers.read(encoded, rows)
         ours = headers.ours()
         if len(ours):
-            sizes = headers.header[ours].astype(np.int64)
+            widths, heights = headers.header[ours, jpeg.WIDTH], headers.header[ours, jpeg.HEIGHT]
             try:
-                out.geometry[ours] = resolve((rows.start + ours).tolist(), sizes[:, jpeg.WIDTH], sizes[:, jpeg.HEIGHT])
+                out.geometry[ours] = resolve(rows.start + ours, widths.astype(np.int64), heights.astype(np.int64))
             except ValueError:  # at least one cannot have what is asked: the fallback says which, and why
                 ours = ours[:0]
         resampled = np.any(out.geometry["resize"] != out.geometry["crop"][:, 2:], axis=1)
@@ -147,7 +153,7 @@ class NativeDecoder:
             self._store(headers, ours, out, target, stop)
         else:
             for place in ours.tolist():
-                out.images[place] = self._pixels(headers, place, jobs(out.geometry[place : place + 1]), stop)
+                out.images[place] = self._pixels(headers.one(place), out.geometry[place : place + 1], stop)
         if stop[0]:
             raise EpochCancelledError("the epoch was cancelled")
         decode_rest(self._fallback, encoded, out, resolve, name=self.name)
@@ -171,19 +177,18 @@ class NativeDecoder:
         """Decode into the batch."""
         places = np.arange(out.rows.start, out.rows.stop)
         status = self._run(
-            headers, ours, jobs(out.geometry), places, target.table_bytes, target.array_bytes,
+            headers, ours, jobs(out.geometry, headers.header), places, target.table_bytes, target.array_bytes,
             stop=stop, index=self._index,
         )  # fmt: skip
         out.stored.update(np.flatnonzero(status == kernels.DONE).tolist())
 
-    def _pixels(self, headers: _Headers, place: int, job: np.ndarray, stop: np.ndarray) -> np.ndarray | None:
+    def _pixels(self, headers: _Headers, geometry: np.ndarray, stop: np.ndarray) -> np.ndarray | None:
         """The window of one image, uint8 (h, w, 3), not flipped; None where it is the fallback's."""
+        job = jobs(geometry, headers.header)
         job[:, 10:] = 0
         pixels = np.empty((job[0, 9], job[0, 8], 3), np.uint8)
         batch, first = pixels.transpose(2, 0, 1)[None, ..., None], np.zeros(1, np.int64)
-        status = self._run(
-            headers.one(place), first, job, first, _SAME, batch, pixels=pixels, stop=stop, index=self._index
-        )
+        status = self._run(headers, first, job, first, _SAME, batch, pixels=pixels, stop=stop, index=self._index)
         return pixels if status[0] == kernels.DONE else None
 
     def _resize_apart(self, headers: _Headers, ours: np.ndarray, out: DecodedRows, stop: np.ndarray) -> None:
@@ -193,7 +198,7 @@ class NativeDecoder:
             (w, h), size = geometry["crop"][0, 2:].tolist(), tuple(geometry["resize"][0].tolist())
             window = geometry["window"][0].copy()
             geometry["resize"], geometry["window"] = (w, h), (0, 0, w, h)
-            pixels = self._pixels(headers, place, jobs(geometry), stop)
+            pixels = self._pixels(headers.one(place), geometry, stop)
             if pixels is None:
                 continue
             if size != (w, h):
@@ -240,11 +245,20 @@ class NativeDecoder:
         return status
 
 
-def jobs(geometry: np.ndarray) -> np.ndarray:
-    """GEOMETRY (n,) as the kernels read it: int32 (n, JOB_SIZE)."""
+def jobs(geometry: np.ndarray, header: np.ndarray) -> np.ndarray:
+    """GEOMETRY (n,) of images with these headers, as the kernels read it: int32 (n, JOB_SIZE).
+
+    A crop that is not resampled, and of which the window shows nothing but itself, is made a window of the whole image:
+    that may reach beyond it.
+    """
     out = np.empty((len(geometry), kernels.JOB_SIZE), np.int32)
     out[:, :4], out[:, 4:6], out[:, 6:10] = geometry["crop"], geometry["resize"], geometry["window"]
     out[:, 10], out[:, 11] = geometry["flip_h"], geometry["flip_v"]
+    plain = (out[:, 2:4] == out[:, 4:6]).all(1)
+    plain &= (out[:, 6:8] >= 0).all(1) & (out[:, 6:8] + out[:, 8:10] <= out[:, 2:4]).all(1)
+    out[plain, 6:8] += out[plain, :2]
+    out[plain, :2] = 0
+    out[plain, 2:4] = out[plain, 4:6] = header[plain][:, [jpeg.WIDTH, jpeg.HEIGHT]]
     return out
 
 

@@ -50,6 +50,9 @@ class PillowDecoder:
     def rows_per_task(self, encoded: EncodedBatch) -> int:
         return ROWS_PER_TASK
 
+    def sizes(self, encoded: EncodedBatch) -> None:
+        return None
+
     def decode(
         self,
         encoded: EncodedBatch,

@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,9 @@ class Meters:
 class Work:
     """Everything fixed for a loader's accelerated path. Thread-safe.
 
-    spec: the images' part of the batch on the fused path, None on the per-sample path.
-    collate: (images, encoded, keep, single) -> the batch on the host. tensor: memory for one image, per sample.
+    spec: the images' part of the batch on the fused path, None on the per-sample path. stack, collate: (images,
+    encoded, keep, plan) -> the batch on the host, from one array of all images and from a list of them. tensor: memory
+    for one image, per sample.
     """
 
     source: Source
@@ -98,6 +100,7 @@ class Work:
     decoder: Decoder
     device: Any
     spec: TensorSpec | None
+    stack: Callable[[Any, EncodedBatch, np.ndarray, BatchPlan], Any]
     collate: Callable[[Any, EncodedBatch, np.ndarray, BatchPlan], Any]
     tensor: Callable[[str, int, int], Any]
     on_error: str
@@ -116,20 +119,34 @@ class Work:
     def fill(self, plan: BatchPlan, epoch: int, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
         """The batch's memory and random draws, before its rows are decoded."""
         filling = Filling(plan, epoch, encoded, self.augment.draw(plan.keys), stop, failures=dict(encoded.failures))
-        if self.spec is not None:
+        spec = self._common_size(filling, self.spec) if self.spec is not None and self.spec.open else self.spec
+        if spec is not None:
             assert self.augment.table is not None
-            filling.memory = self.device.image_memory(self.spec, len(plan))
+            filling.memory = self.device.image_memory(spec, len(plan))
             filling.target = Target(filling.memory.array, self.augment.table)
         return filling
+
+    def _common_size(self, filling: Filling, spec: TensorSpec) -> TensorSpec | None:
+        """The spec of a batch whose images all come out equally large, None where they don't or it isn't known."""
+        sizes = self.decoder.sizes(filling.encoded)
+        good = np.isin(np.arange(len(filling.plan)), list(filling.failures), invert=True)
+        if sizes is None or not good.any() or not sizes[good].all():
+            return None
+        try:
+            geometry = self._geometry(filling, np.flatnonzero(good), sizes[good, 0], sizes[good, 1])
+        except ValueError:  # an image that cannot have what the transform asks: decoding it says which
+            return None
+        width, height = geometry["window"][0, 2:].tolist()
+        return spec.of_size(height, width) if (geometry["window"][:, 2:] == (width, height)).all() else None
+
+    def _geometry(self, filling: Filling, rows: Any, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
+        picked = np.asarray(rows, np.int64)
+        return params.resolve(self.augment.geometry, [u[picked] for u in filling.draws], widths, heights)
 
     def decode(self, filling: Filling, rows: range) -> None:
         """E, F. These rows, from bytes to the batch's memory. Different rows at once: fine."""
         began = time.perf_counter()
-
-        def resolve(wanted: Any, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
-            picked = np.asarray(wanted, np.int64)
-            return params.resolve(self.augment.geometry, [u[picked] for u in filling.draws], widths, heights)
-
+        resolve = partial(self._geometry, filling)
         decoded = self.decoder.decode(filling.encoded, rows, resolve, filling.target, filling.stop)
         if filling.target is not None:
             store_rows(filling.target, decoded)
@@ -163,7 +180,8 @@ class Work:
             forget_frames(error)
         if lost:
             return Finished(plan.number, 0, empty=True)
-        sent = self.device.send(self.collate(self._images(filling, keep), filling.encoded, keep, plan))
+        collate = self.collate if filling.memory is None else self.stack
+        sent = self.device.send(collate(self._images(filling, keep), filling.encoded, keep, plan))
         self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
         return Finished(plan.number, len(keep), sent)
 

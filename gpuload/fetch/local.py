@@ -3,6 +3,9 @@
 Owns the descriptors, the sharing of slow work among threads, and which rows fail when a file does. Which ranges are
 read is coalesce.py's.
 
+Pieces of shards are read by compiled code, where the reader was made for batches: it then loads the kernel at once,
+before there are threads. Whatever that leaves unread, and every whole file, is read from Python, which knows why.
+
 A batch is read by the thread that asks. Only where a chunk of it takes longer than any page cache would need are the
 rest of its chunks shared with helper threads: warm files cost no hand-over, cold ones get their requests in parallel.
 What is read is the same either way.
@@ -10,6 +13,7 @@ What is read is the same either way.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import threading
@@ -30,17 +34,33 @@ from gpuload.fetch.open_files import OpenFile, OpenFiles
 CHUNK_RANGES = 16
 """Ranges one thread takes at a time: few enough to share a batch of 64, many enough to measure their time."""
 
+CHUNK_PIECES = 32
+"""The same for compiled code: a chunk costs 30 us of Python."""
+
+SMALL_BYTES = 64 << 10
+"""Pieces that are larger on average take longer to read than to ask for, and are better shared out in smaller chunks."""
+
 SLOW_RANGE_S, SLOW_BYTES_PER_S = 150e-6, 0.5e9
 """Slower than both together is not the page cache (warm on Zen 4: 12 us a file, 7 GB/s)."""
 
 Range = tuple[int, int, int, int, int, int, bool]
+ReadPieces = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray], None]
+"""kernels.positional_read.read_pieces"""
 
 
 class LocalReader:
-    """RangeReader over paths and file:// URLs. Keywords: `LocalLimits`' fields. A new one works after a fork."""
+    """RangeReader over paths and file:// URLs. A new one works after a fork.
 
-    def __init__(self, **limits: int):
+    batches: many small pieces at once are what it reads. Other keywords: `LocalLimits`' fields.
+    """
+
+    def __init__(self, *, batches: bool = False, **limits: int):
         self.limits = LocalLimits(**limits)
+        self._read_pieces: ReadPieces | None = None
+        if batches:
+            from gpuload.kernels.positional_read import read_pieces  # here: the compiler takes 0.4 s to import
+
+            self._read_pieces = read_pieces
         self._open = OpenFiles(max_open_files=self.limits.max_open_files)
         self._helpers = DaemonPool(threads=max(1, self.limits.threads - 1), name="gpuload-read")
         self._pid = os.getpid()
@@ -52,9 +72,12 @@ class LocalReader:
         if plan.ranges["whole"].any():
             plan = self._measure(files, plan, failures)
         data = np.empty(plan.total_bytes, np.uint8)
-        reading = _Reading(files, plan, data.data, self._open, failures)
-        ranges: list[Range] = plan.ranges.tolist()
-        self._share(_chunks(ranges, self.limits.max_range_bytes), reading.read_chunk)
+        reading = _Reading(files, plan, data, self._open, failures, self._read_pieces)
+        small = plan.total_bytes <= SMALL_BYTES * len(plan.ranges)
+        if self._read_pieces is None or not small or plan.ranges["whole"].any():
+            self._share(_chunks(plan.ranges.tolist(), self.limits.max_range_bytes), reading.read_chunk)
+        else:
+            self._share(_pieces(plan.ranges), reading.read_pieces)
         if failures:
             plan.lengths[list(failures)] = 0
         return EncodedBatch(data, plan.offsets, plan.lengths, (), failures)
@@ -83,7 +106,7 @@ class LocalReader:
         self._share([(todo[i : i + CHUNK_RANGES], 0) for i in range(0, len(todo), CHUNK_RANGES)], measure)
         return with_sizes(plan, sizes)
 
-    def _share(self, chunks: list[tuple[list[Any], int]], work: Callable[[list[Any]], None]) -> None:
+    def _share(self, chunks: list[tuple[Any, int]], work: Callable[[Any], None]) -> None:
         """work(chunk) for each (chunk, bytes in it): here, and on helpers once one has been slow."""
         if len(chunks) == 1 or self.limits.threads < 2 or os.getpid() != self._pid:
             for chunk, _ in chunks:
@@ -154,12 +177,36 @@ class _Reading:
         self,
         files: Sequence[str],
         plan: ReadPlan,
-        view: memoryview,
+        data: np.ndarray,
         open_files: OpenFiles,
         failures: dict[int, BaseException],
+        read_pieces: ReadPieces | None,
     ):
-        self._files, self._plan, self._view = files, plan, view
-        self._open, self._failures = open_files, failures
+        self._files, self._plan, self._data, self._view = files, plan, data, data.data
+        self._open, self._failures, self._read_pieces = open_files, failures, read_pieces
+
+    def read_pieces(self, ranges: np.ndarray) -> None:
+        """The same for RANGEs that are no whole files, in order of file: read together, and one by one what is left."""
+        assert self._read_pieces is not None
+        number = ranges["file"]
+        first = np.flatnonzero(np.diff(number, prepend=-1))
+        descriptors = np.full(len(first), -1, np.int32)  # -1: a read fails, and is made again by whoever can say why
+        lent: list[OpenFile] = []
+        try:
+            for place, file in enumerate(number[first].tolist()):
+                with contextlib.suppress(OSError):
+                    lent.append(self._open.lend(local_path(self._files[file])))
+                    descriptors[place] = lent[-1].fd
+            offset, length, at = (np.ascontiguousarray(ranges[name]) for name in ("offset", "length", "at"))
+            got = np.empty(len(ranges), np.int64)
+            descriptors = np.repeat(descriptors, np.diff(first, append=len(ranges)))
+            self._read_pieces(descriptors, offset, length, at, self._data, got)
+        finally:
+            for open_file in lent:
+                self._open.give_back(open_file)
+        left = got != length
+        if left.any():
+            self.read_chunk(ranges[left].tolist())
 
     def read_chunk(self, chunk: list[Range]) -> None:
         view = self._view
@@ -259,6 +306,13 @@ def _read_fully(fd: int, into: memoryview, offset: int) -> int:
             break
         got += more
     return got
+
+
+def _pieces(ranges: np.ndarray) -> list[tuple[np.ndarray, int]]:
+    """RANGEs in chunks, and the bytes of each."""
+    starts = np.arange(0, len(ranges), CHUNK_PIECES)
+    sizes = np.add.reduceat(ranges["length"], starts).tolist() if len(starts) else []
+    return [(ranges[at : at + CHUNK_PIECES], size) for at, size in zip(starts.tolist(), sizes, strict=True)]
 
 
 def _chunks(ranges: list[Range], max_bytes: int) -> list[tuple[list[Any], int]]:

@@ -13,8 +13,10 @@ from gpuload.fetch.remote import RemoteReader
 __all__ = ["LocalReader", "RemoteReader", "reader_for"]
 
 
-def reader_for(urls: Iterable[str], *, storage_options: Mapping[str, Any] | None = None) -> RangeReader:
-    """A reader for all of `urls`: local where every one is a path or a file:// URL."""
+def reader_for(
+    urls: Iterable[str], *, storage_options: Mapping[str, Any] | None = None, batches: bool = False
+) -> RangeReader:
+    """A reader for all of `urls`: local where every one is a path or a file:// URL. batches: as LocalReader's."""
     if all(is_local(url) for url in urls):
-        return LocalReader()
+        return LocalReader(batches=batches)
     return RemoteReader(storage_options=storage_options)

@@ -296,4 +296,5 @@ def test_a_plan_prints_its_steps_with_shapes():
 def test_the_output_size_where_it_is_one(chain: list[Any], size: tuple[int, int] | None):
     plan = read(*chain, v2.ToTensor())
     assert plan.output_size == size
-    assert (plan.tensor_spec(True) is None) == (size is None)
+    spec = plan.tensor_spec(True)
+    assert spec is not None and spec.open == (size is None)

@@ -460,11 +460,11 @@ def test_accepts_is_decided_by_the_header():
 
 
 def test_tasks_are_as_large_as_still_gives_each_thread_one():
-    assert decoder(threads=2, max_rows=64).rows_per_task == 32
-    assert decoder(threads=4, max_rows=64).rows_per_task == 16
-    assert decoder(threads=16, max_rows=64).rows_per_task == 8
-    assert decoder(threads=1, max_rows=512).rows_per_task == 32
-    assert decoder(threads=3, max_rows=1).rows_per_task == 8
+    assert decoder(threads=2, max_rows=64).rows_per_task(ENCODED) == 32
+    assert decoder(threads=4, max_rows=64).rows_per_task(ENCODED) == 16
+    assert decoder(threads=16, max_rows=64).rows_per_task(ENCODED) == 8
+    assert decoder(threads=1, max_rows=512).rows_per_task(ENCODED) == 32
+    assert decoder(threads=3, max_rows=1).rows_per_task(ENCODED) == 8
     assert decoder(threads=3).callers(3) == 3
 
 

@@ -35,9 +35,9 @@ def shards(tmp_path):
     return paths
 
 
-@pytest.fixture
-def reader():
-    reader = LocalReader(threads=3, max_open_files=2)
+@pytest.fixture(params=[False, True], ids=["one by one", "batches"])
+def reader(request):
+    reader = LocalReader(threads=3, max_open_files=2, batches=request.param)
     yield reader
     reader.close()
 
@@ -70,11 +70,12 @@ def test_ranges_and_whole_files_come_as_they_are(shards, reader, monkeypatch, sl
     if slow:  # every chunk counts as slow: helpers take part
         monkeypatch.setattr(local, "SLOW_RANGE_S", -1.0)
     for seed in range(10):
-        refs = np.concatenate([random_refs(shards, 100, seed), whole_files(np.array([3, 0, 3, 1]))])
-        encoded = reader.read(shards, refs)
-        assert not encoded.failures
-        assert_rows(encoded, shards, refs)
-        assert len(reader._open) <= 2
+        pieces = random_refs(shards, 100, seed)
+        for refs in (pieces, np.concatenate([pieces, whole_files(np.array([3, 0, 3, 1]))])):
+            encoded = reader.read(shards, refs)
+            assert not encoded.failures
+            assert_rows(encoded, shards, refs)
+            assert len(reader._open) <= 2
 
 
 def test_no_rows_and_file_urls(shards, reader):
@@ -83,9 +84,19 @@ def test_no_rows_and_file_urls(shards, reader):
     assert_rows(reader.read([f"file://{path}" for path in shards], refs), shards, refs)
 
 
+def test_many_small_pieces_are_read_without_python(shards, monkeypatch):
+    reader = LocalReader(batches=True, gap_bytes=0)
+    monkeypatch.setattr(local, "_read_fully", lambda *arguments: pytest.fail("read by Python"))
+    refs = np.array([(0, 2000 * i, 50 + i) for i in range(45)] + [(2, 900 * i, 9) for i in range(70)], SAMPLE_REF)
+    assert_rows(reader.read(shards, refs), shards, refs)
+    reader.close()
+
+
 def test_a_missing_file_fails_its_own_rows_only(shards, reader):
     files = [*shards, shards[0] + ".gone"]
-    refs = np.array([(0, 5, 50), (4, 0, 10), (4, 9, 9), (0, 55, 50), (4, 0, -1), (2, 0, -1)], SAMPLE_REF)
+    refs = np.array([(0, 5, 50), (4, 0, 10), (4, 9, 9), (0, 55, 50)], SAMPLE_REF)
+    assert sorted(reader.read(files, refs).failures) == [1, 2]
+    refs = np.concatenate([refs, np.array([(4, 0, -1), (2, 0, -1)], SAMPLE_REF)])
     encoded = reader.read(files, refs)
     assert sorted(encoded.failures) == [1, 2, 4]
     assert all(isinstance(error, FileNotFoundError) for error in encoded.failures.values())

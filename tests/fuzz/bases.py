@@ -1,9 +1,9 @@
 """The files that are mutated: small JPEGs of every structure, generated, and odd ones from decoders' own test suites.
 
-Small, so that an input costs well under a millisecond: 8x8 to 96x96 pixels. Generated are all samplings, grey, CMYK,
-RGB, restart intervals, progressive and optimised files, EXIF, an ICC profile, wide quantisation tables, and
-coefficients of any size at odd sampling factors (tests/kernels/jpeg_writer.py); more of those can be drawn. The odd
-ones are there where GPULOAD_DATA names them.
+Small, so that an input costs little: 8x8 to 96x96 pixels, but for four that are large enough for seek points.
+Generated are all samplings, grey, CMYK, RGB, restart intervals, progressive and optimised files, EXIF, an ICC profile,
+wide quantisation tables, and coefficients of any size at odd sampling factors (tests/kernels/jpeg_writer.py); more of
+those can be drawn. The odd ones are there where GPULOAD_DATA names them.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def _written_by_pillow() -> dict[str, bytes]:
                 options["restart_marker_rows"] = 1
             files[f"{name} {width}x{height}"] = _saved(width, height, **options)
         files[f"grey {width}x{height}"] = _saved(width, height, "L", quality=40 + 9 * number, optimize=bool(number % 2))
+    for number, options in enumerate(({}, {"subsampling": 0}, {"restart_marker_rows": 1}, {"mode": "L"})):
+        files[f"indexed {number}"] = _saved(150 - 20 * number, 90 + 15 * number, quality=97, **options)
     turned = Image.Exif()
     turned[0x0112], turned[0x010F], turned[0x011A] = 6, "maker", 72.0
     files["exif"] = _saved(40, 25, exif=turned, dpi=(72, 72), comment=b"a comment")

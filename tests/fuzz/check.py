@@ -6,8 +6,8 @@ which nothing may change. Scratch memory ends at a forbidden page, too, and is a
 is asked directly, not through gpuload. Owns what must hold for a file; mutate.py makes the files, kernels_alone.py
 looks at the kernels one by one.
 
-A further way to decode the same files (with an entropy index, whose bytes are damaged as well) is one more function in
-`Checker._ways`.
+Where the file has seek points, a fourth time from them, and from their record when that is damaged: it is refused,
+or, where its checksum was mended, nothing but pixels is wrong.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ import io
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
+from typing import Any
 
 import numpy as np
+from gpuload.kernels.seek_points import content_key_reference
 from PIL import Image
 
-from gpuload.core.batch import DecodedRows, EncodedBatch, Target
+from gpuload.core.batch import DecodedRows, EncodedBatch, Target, join_encoded
 from gpuload.core.errors import sample_error
 from gpuload.core.geometry import GEOMETRY, Resampling
 from gpuload.core.protocols import Decoder
 from gpuload.decode import native
+from gpuload.decode.entropy_file import NO_SLOTS
+from gpuload.decode.entropy_index import Tables
 from gpuload.decode.native import NativeDecoder
 from gpuload.decode.pillow import PillowDecoder
 from tests.fuzz import bases, guarded, kernels_alone
@@ -49,11 +53,25 @@ class Verdict:
     problems: tuple[str, ...]
 
 
-def native_decoder(interpolation: str) -> Decoder:
+def native_decoder(interpolation: str, index: Any = None) -> Decoder:
     """NativeDecoder, whose scratch memory ends at a guard page and is never larger than an image needs."""
     native.allocate, native.KEPT_BYTES = guarded.allocate, 0
     resampling = Resampling(interpolation)
-    return NativeDecoder(resampling, PillowDecoder(resampling))
+    return NativeDecoder(resampling, PillowDecoder(resampling), None, index)
+
+
+class _OneRecord:
+    """An entropy index that holds one record, and that in memory which ends at a guard page."""
+
+    learning = False
+
+    def __init__(self, key: int, record: bytes):
+        self._memory = guarded.ending_input(record)
+        slot = np.array([[key, self._memory.ctypes.data, len(record)]], np.uint64)
+        self.tables = Tables(slot, NO_SLOTS, 0, 0)
+
+    def close(self) -> None:
+        """The record stays: a call may be in flight."""
 
 
 Wanted = Image.Image | Exception
@@ -78,6 +96,7 @@ class Checker:
         problems, native_ways = list(reading.problems), 0
         for name, way in self._ways.items():
             native_ways += way(mutant.data, wanted, rng, _Problems(name, problems))
+        self._from_seek_points(mutant.data, wanted, rng, _Problems("seek points", problems))
         if isinstance(wanted, Exception):
             return Verdict(f"rejected: {reading.left or 'for what Pillow alone sees'}", tuple(problems))
         if native_ways == len(self._ways):
@@ -115,8 +134,30 @@ class Checker:
         batch.assert_untouched(got.stored, problems)
         return "pillow" not in got.decoders
 
+    def _from_seek_points(self, data: bytes, wanted: Wanted, rng: Random, problems: _Problems) -> None:
+        plain = native_decoder("bilinear")
+        assert isinstance(plain, NativeDecoder)
+        for key, record in plain.seek_points(join_encoded([data])):
+            flipped, hostile = bytearray(record), bytearray(record)
+            flipped[rng.randrange(len(record))] ^= 1 << rng.randrange(8)
+            for _ in range(rng.randint(1, 8)):
+                hostile[rng.randrange(4, len(record))] = rng.choice((0, 0x7F, 0xFF, rng.randrange(256)))
+            hostile[:4] = (content_key_reference(bytes(hostile[4:]), key) & 0xFFFFFFFF).to_bytes(4, "little")
+            box = _Box.drawn(rng)
+            for name, kept in (("sound", record), ("flipped", flipped), ("hostile", hostile)):
+                decoder = native_decoder("bilinear", _OneRecord(key, bytes(kept)))
+                got = self._decoded([guarded.ending_input(data)], "bilinear", box, decoder=decoder)
+                if name != "hostile":
+                    image = wanted if isinstance(wanted, Exception) else box.cut(wanted, FILTERS["bilinear"])
+                    _compare(got, image, problems.at(f"{box}, {name} record"))
+
     def _decoded(
-        self, files: list[np.ndarray], interpolation: str, box: _Box, batch: _Batch | None = None
+        self,
+        files: list[np.ndarray],
+        interpolation: str,
+        box: _Box,
+        batch: _Batch | None = None,
+        decoder: Decoder | None = None,
     ) -> DecodedRows:
         lengths = np.array([file.size for file in files], np.int64)
         data = files[0] if len(files) == 1 else guarded.ending_input(b"".join(file.tobytes() for file in files))
@@ -126,7 +167,7 @@ class Checker:
             return np.concatenate([box.geometry(int(w), int(h)) for w, h in zip(widths, heights, strict=True)])
 
         target = None if batch is None else batch.target
-        decoder = self._decoders[interpolation]
+        decoder = decoder or self._decoders[interpolation]
         got = decoder.decode(encoded, range(len(files)), resolve, target)
         decoder.close()  # what it keeps must not let one seed's verdict depend on another
         return got

@@ -9,5 +9,6 @@ dali_peer.py DALI's own pipeline, as its users write it
 training.py  a training loop whose waits are written down (the demo)
 data.py      what the data is, and the plain torch data sets that read it
 measure.py   arrival times to figures
+gil.py       how long the interpreter lock is held
 machine.py   what it all ran on
 """

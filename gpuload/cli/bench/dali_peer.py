@@ -10,6 +10,8 @@ import importlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from gpuload.cli.bench.data import read_plainly
 from gpuload.cli.bench.subjects import MEAN, STD, Setting
 
@@ -42,6 +44,7 @@ class DaliLoader:
                     paths=list(setting.data.shards), ext=["jpg;jpeg;png", "cls"], random_shuffle=shuffle, name="reader",
                     missing_component_behavior="empty",
                 )  # fmt: skip
+                labels = fn.pad(labels, fill_value=ord(" "))
             else:
                 encoded, labels = fn.readers.file(
                     files=[data.paths[i] for i in indices], labels=[data.labels[i] for i in indices],
@@ -58,6 +61,9 @@ class DaliLoader:
                     encoded, random_area=[0.08, 1.0], random_aspect_ratio=[3 / 4, 4 / 3], num_attempts=10, **decoder
                 )
                 images = fn.resize(images, size=[side, side], interp_type=types.INTERP_LINEAR, antialias=True)
+                place = {"mirror": fn.random.coin_flip()}
+            elif transform == "flip":
+                images = fn.decoders.image(encoded, **decoder)
                 place = {"mirror": fn.random.coin_flip()}
             else:
                 height, width = (fn.peek_image_shape(encoded, dtype=types.INT32)[i] for i in (0, 1))
@@ -82,14 +88,24 @@ class DaliLoader:
         self.pipeline.build()
 
     def __iter__(self) -> Iterator[Any]:
-        import numpy as np
         import torch
 
         for _ in range(self.batches):
             images, labels = self.pipeline.run()
-            if self.on_tar:  # `.cls` holds the label as text
-                texts = (bytes(np.asarray(text)).strip() for text in labels)
-                numbers = torch.tensor([int(text) if text.isdigit() else 0 for text in texts])
+            if self.on_tar:
+                numbers = torch.from_numpy(numbers_of(np.asarray(labels.as_tensor())))
             else:
                 numbers = torch.from_dlpack(labels.as_tensor()).flatten()
             yield torch.from_dlpack(images.as_tensor()), numbers
+
+
+def numbers_of(texts: np.ndarray) -> np.ndarray:
+    """Labels int64 (N,) from `.cls` members, uint8 (N, L), padded with spaces; 0 where one is no number.
+
+    A batch at once: text by text it would take DALI's consumer longer than DALI takes for a small image.
+    """
+    numbers = np.zeros(len(texts), np.int64)
+    digits = (texts >= ord("0")) & (texts <= ord("9"))
+    for column, digit in zip(texts.T, digits.T, strict=True):
+        numbers = np.where(digit, 10 * numbers + column - ord("0"), numbers)
+    return np.where((digits | (texts <= ord(" "))).all(axis=1), numbers, 0)

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,12 @@ class LoaderProcessError(GpuloadError, RuntimeError):
 
 
 class LoaderProcess:
-    """One child process with one loader in it. Not thread-safe; `close()` ends it and all that it started."""
+    """One child process with one loader in it. Not thread-safe; `close()` ends it and all that it started.
 
-    def __init__(self, name: str) -> None:
+    environment: variables that are set for the child alone.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self.peak_bytes = 0
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
@@ -41,7 +45,7 @@ class LoaderProcess:
         self._child = subprocess.Popen(
             [sys.executable, "-m", "gpuload.cli.bench.worker"],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, text=True,
-            env={**os.environ, "PYTHONPATH": path},
+            env={**os.environ, **(environment or {}), "PYTHONPATH": path},
         )  # fmt: skip
 
     def ask(self, what: str, *, timeout_s: float = 600.0, watch: bool = False, **arguments: Any) -> dict[str, Any]:

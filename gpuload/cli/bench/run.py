@@ -175,6 +175,11 @@ def _ask(entrant: _Entrant, what: str, **arguments: object) -> dict | None:
 
 def _pixels_wrong(entrant: _Entrant, check: Mapping[str, float]) -> str:
     entrant.pixels = (check["mean"], check["worst"])
+    return pixels_wrong(check)
+
+
+def pixels_wrong(check: Mapping[str, float]) -> str:
+    """Why a loader whose worker answered `check` with this is not timed, "" where it is."""
     if check["wrong_labels"]:
         return f"not timed: {check['wrong_labels']} of {check['images']} labels differ from a plain reader's"
     if not check["mean"] <= PIXEL_BOUND:

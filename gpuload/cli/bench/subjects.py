@@ -7,8 +7,8 @@ Owns names, what is needed to run each, and the construction; every one is what 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from gpuload.cli.bench.data import DataKind, pil_rgb, read_plainly
@@ -55,6 +55,8 @@ class Setting:
     seed: int = 0
     shared_dataset: bool = False
     """torch reads gpuload's ShardDataset too, so that the import is the only difference (the demo)."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """More arguments for gpuload's own DataLoader; the peers have none."""
 
 
 def chosen(against: Sequence[str], decoders: Sequence[str]) -> list[str]:
@@ -81,7 +83,7 @@ def absent(name: str) -> str:
 
 
 def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int], shuffle: bool) -> Any:
-    """The loader, whose epoch is the samples `indices` (repeats allowed). transform: "train" or "eval"."""
+    """The loader, whose epoch is the samples `indices` (repeats allowed). transform: see pil_transform."""
     if name == "dali":
         from gpuload.cli.bench.dali_peer import DaliLoader
 
@@ -104,10 +106,11 @@ def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int]
     from gpuload import DataLoader as GpuloadDataLoader
 
     decoder = {"gpuload-native": "native", "gpuload-pillow": "pillow", "gpuload-dali": "dali"}.get(name, "auto")
+    shared |= {"device": setting.device, **setting.options}
     if name == "gpuload-fallback":
-        loader = GpuloadDataLoader(dataset, **shared, device=setting.device, accelerate=False)
+        loader = GpuloadDataLoader(dataset, **shared, accelerate=False)
         return OnDevice(loader) if setting.device == "cuda" else loader
-    return GpuloadDataLoader(dataset, **shared, device=setting.device, decoder=decoder, accelerate="require")
+    return GpuloadDataLoader(dataset, **shared, decoder=decoder, accelerate="require")
 
 
 def labels(setting: Setting) -> list[int]:
@@ -136,14 +139,14 @@ def _dataset(name: str, setting: Setting, transform: str) -> Any:
 
 
 def pil_transform(kind: str, size: int) -> Any:
-    """The transform that ImageNet scripts use, for Pillow images."""
+    """The transform that ImageNet scripts use, for Pillow images: "train" or "eval"; "flip" for images of this size."""
     from torchvision import transforms as t
 
-    geometry = (
-        [t.RandomResizedCrop(size), t.RandomHorizontalFlip()]
-        if kind == "train"
-        else [t.Resize(size * 256 // 224), t.CenterCrop(size)]
-    )
+    geometry = {
+        "train": [t.RandomResizedCrop(size), t.RandomHorizontalFlip()],
+        "eval": [t.Resize(size * 256 // 224), t.CenterCrop(size)],
+        "flip": [t.RandomHorizontalFlip()],
+    }[kind]
     return t.Compose([*geometry, t.ToTensor(), t.Normalize(MEAN, STD)])
 
 
@@ -152,11 +155,11 @@ def tensor_transform(kind: str, size: int) -> Any:
     import torch
     from torchvision.transforms import v2
 
-    geometry = (
-        [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()]
-        if kind == "train"
-        else [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)]
-    )
+    geometry = {
+        "train": [v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()],
+        "eval": [v2.Resize(size * 256 // 224, antialias=True), v2.CenterCrop(size)],
+        "flip": [v2.RandomHorizontalFlip()],
+    }[kind]
     return v2.Compose([*geometry, v2.ToDtype(torch.float32, scale=True), v2.Normalize(MEAN, STD)])
 
 

@@ -12,11 +12,12 @@ import os
 import sys
 import time
 import traceback
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from gpuload.cli.bench import subjects
 from gpuload.cli.bench.data import DataKind, pil_rgb, read_plainly
+from gpuload.cli.bench.gil import GilMeter
 from gpuload.cli.bench.measure import Epoch
 
 
@@ -55,6 +56,12 @@ class Worker:
         """One epoch of the loader alone: workers started, code compiled, files in the page cache."""
         return {"epoch": asdict(self.run_epoch(0.0))}
 
+    def gil(self) -> dict[str, Any]:
+        """One epoch of the loader alone: its images, and the CPU seconds under the GIL, of all CPU seconds."""
+        with GilMeter() as meter:
+            epoch = self.run_epoch(0.0)
+        return {"images": sum(epoch.images), "held_s": meter.held_s, "cpu_s": meter.cpu_s, "looks": meter.looks}
+
     def plan(self) -> str:
         """What the loader says it does, "" for loaders that say nothing."""
         plan = getattr(self.loader, "plan", None)
@@ -65,9 +72,7 @@ class Worker:
         import numpy as np
 
         setting, count = self.setting, min(images, self.count)
-        few = subjects.Setting(
-            setting.data, setting.device, setting.workers, count, setting.size, setting.seed, setting.shared_dataset
-        )
+        few = replace(setting, batch_size=count)
         loader = subjects.build(self.name, few, transform="eval", indices=range(count), shuffle=False)
         got, labels = next(iter(loader))
         mean, std = (np.array(v, np.float32).reshape(3, 1, 1) for v in (subjects.MEAN, subjects.STD))
