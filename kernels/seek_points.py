@@ -30,6 +30,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 from gpuload.kernels.compile import kernel
 from gpuload.kernels.entropy import BIT, BYTE, PREDICTOR
@@ -115,6 +116,10 @@ def unpack_reference(record: bytes, scan_start: int) -> np.ndarray:
     return np.array(points, np.int32)
 
 
+# Numba compiles a function anew for every constant that it is called with: what takes some is spelled out in place.
+_inlined = numba.njit(nogil=True, error_model="numpy", _nrt=False, inline="always")
+
+
 @intrinsic
 def bytes_at(typingctx: Any, address: Any, length: Any) -> Any:
     """The memory at an address (int64) as a read-only array of bytes; it belongs to others."""
@@ -147,12 +152,12 @@ def _word(data, at):
 
 @inner
 def _turned(value, bits):
-    return value << _U64(bits) | value >> _U64(64 - bits)
+    return value << bits | value >> (_U64(64) - bits)
 
 
 @inner
 def _mixed(lane, word):
-    return _turned(lane + word * _P2, 31) * _P1
+    return _turned(lane + word * _P2, _U64(31)) * _P1
 
 
 @inner
@@ -170,18 +175,18 @@ def _xxh64(data, first, seed):
             c = _mixed(c, _word(data, at + _U64(16)))
             d = _mixed(d, _word(data, at + _U64(24)))
             at += _U64(32)
-        whole = _turned(a, 1) + _turned(b, 7) + _turned(c, 12) + _turned(d, 18)
+        whole = _turned(a, _U64(1)) + _turned(b, _U64(7)) + _turned(c, _U64(12)) + _turned(d, _U64(18))
         for lane in (a, b, c, d):
             whole = (whole ^ _mixed(_U64(0), lane)) * _P1 + _P4
     whole += length
     while at + _U64(8) <= size:
-        whole = _turned(whole ^ _mixed(_U64(0), _word(data, at)), 27) * _P1 + _P4
+        whole = _turned(whole ^ _mixed(_U64(0), _word(data, at)), _U64(27)) * _P1 + _P4
         at += _U64(8)
     if at + _U64(4) <= size:
-        whole = _turned(whole ^ _field(data, at, 4) * _P1, 23) * _P2 + _P3
+        whole = _turned(whole ^ _field(data, at, 4) * _P1, _U64(23)) * _P2 + _P3
         at += _U64(4)
     while at < size:
-        whole = _turned(whole ^ _U64(data[at]) * _P5, 11) * _P1
+        whole = _turned(whole ^ _U64(data[at]) * _P5, _U64(11)) * _P1
         at += _U64(1)
     whole = (whole ^ whole >> _U64(33)) * _P2
     whole = (whole ^ whole >> _U64(29)) * _P3
@@ -191,10 +196,10 @@ def _xxh64(data, first, seed):
 @inner
 def content_key(data):
     """What an encoded image is called, uint64."""
-    return _xxh64(data, 0, _U64(0))
+    return _xxh64(data, np.int64(0), _U64(0))
 
 
-@inner
+@_inlined
 def _field(data, at, count):
     value = _U64(0)
     for i in range(count):
@@ -202,7 +207,7 @@ def _field(data, at, count):
     return value
 
 
-@inner
+@_inlined
 def _put(out, at, count, value):
     for i in range(count):
         out[_U64(at) + _U64(i)] = _U64(value) >> _U64(8 * i) & _U64(255)
@@ -216,12 +221,12 @@ def _bits(span):
     return width
 
 
-@inner
+@_inlined
 def _position(points, i):
     return np.int64(points[i, BYTE]) * 8 + np.int64(points[i, BIT])
 
 
-@inner
+@_inlined
 def _number(points, i, step, column):
     """What stands in a column of point i: the bits since the point `step` before it, or a predictor."""
     if column == 0:
@@ -256,8 +261,9 @@ def pack(points, count, spacing, total_mcus, components, data_size, most_bytes, 
     if data_size >= _LONGEST or total_mcus >= _LONGEST or most_bytes > out.size or points[0, BIT]:
         return np.int64(0)
     for step in range(1, min(count, 65535 // spacing + 1)):
-        segment = _column(points, count, step, 0)
-        y, cb, cr = _column(points, count, step, 1), _column(points, count, step, 2), _column(points, count, step, 3)
+        segment = _column(points, count, step, np.int64(0))
+        y, cb = _column(points, count, step, np.int64(1)), _column(points, count, step, np.int64(2))
+        cr = _column(points, count, step, np.int64(3))
         width = segment.width + y.width + cb.width + cr.width
         size = RECORD_HEADER + ((count - 1) // step * width + 7) // 8
         if size > most_bytes:
@@ -288,7 +294,7 @@ def pack(points, count, spacing, total_mcus, components, data_size, most_bytes, 
             word >>= _U64(filled - filled % 8)
             filled %= 8
         _put(out, at, (filled + 7) // 8, word)
-        _put(out, 0, 4, _xxh64(out[:size], 4, key))
+        _put(out, 0, 4, _xxh64(bytes_at(np.int64(out.ctypes.data), np.int64(size)), np.int64(4), key))
         return np.int64(size)
     return np.int64(0)
 
@@ -299,7 +305,8 @@ def is_whole(address, length, key):
     if length < RECORD_HEADER or length >= _LONGEST:
         return False
     record = bytes_at(address, length)
-    return _field(record, 0, 4) == _xxh64(record, 4, key) & _U64(0xFFFFFFFF) and record[_VERSION] == RECORD_VERSION
+    checksum = _xxh64(record, np.int64(4), key) & _U64(0xFFFFFFFF)
+    return _field(record, 0, 4) == checksum and record[_VERSION] == RECORD_VERSION
 
 
 @inner

@@ -30,6 +30,7 @@ from gpuload.kernels import decode_jpeg as kernels
 from gpuload.kernels import huffman, resample
 from gpuload.kernels import jpeg_header as jpeg
 from gpuload.kernels import resample_weights as weights
+from gpuload.kernels.jpeg_plan import JOB_SIZE
 
 TASK_BYTES = 512 << 10  # encoded: 5 photographs, some 3 ms of work
 TASK_ROWS = (8, 64)  # at least and at most: a task costs some 150 us of Python, and a batch must be shared out
@@ -115,6 +116,11 @@ class NativeDecoder:
         self._kind = _KINDS.get(resampling.interpolation) if resize is None else None
         self._rule = pass_order() if self._kind is not None else None
         self._index, self._fast = index, fidelity == "fast"
+        self._kernels = [kernels.decode_images]
+        if self._fast:
+            from gpuload.kernels.decode_scaled import decode_scaled_images  # here: it takes 15 s to compile
+
+            self._kernels.append(decode_scaled_images)
         self._fill = np.array(resampling.fill, np.int64)
         self._memory = _Memory()
 
@@ -233,12 +239,13 @@ class NativeDecoder:
         keys, sizes, records = np.zeros_like(limits, np.uint64), np.zeros_like(limits), np.empty(limits.sum(), np.uint8)
         tables = NO_TABLES if index is None else index.tables
         seek = kernels.NO_POINTS if index is None else kernels.LEARN if learns else kernels.READ
-        while needed := kernels.decode_images(
-            headers.data, headers.offsets, headers.lengths, headers.header, headers.quant, headers.huffman,
-            headers.huffman.view(np.uint64), job, places, kind, rule, table, self._fill, batch, pixels, memory.kept,
-            memory.tables, *tables, seek, keys, limits, sizes, records, memory.scratch, stop, status,
-        ):  # fmt: skip
-            memory.grow(needed)
+        for decode in self._kernels if (status != kernels.OUTSIDE).any() else ():
+            while needed := decode(
+                headers.data, headers.offsets, headers.lengths, headers.header, headers.quant, headers.huffman,
+                headers.huffman.view(np.uint64), job, places, kind, rule, table, self._fill, self._fast, batch, pixels,
+                memory.kept, memory.tables, memory.scratch, *tables, seek, keys, limits, sizes, records, stop, status,
+            ):  # fmt: skip
+                memory.grow(needed)
         memory.shrink()
         if index is not None and sizes.any():
             index.add(keys, records, np.cumsum(limits) - limits, sizes)
@@ -251,7 +258,7 @@ def jobs(geometry: np.ndarray, header: np.ndarray) -> np.ndarray:
     A crop that is not resampled, and of which the window shows nothing but itself, is made a window of the whole image:
     that may reach beyond it.
     """
-    out = np.empty((len(geometry), kernels.JOB_SIZE), np.int32)
+    out = np.empty((len(geometry), JOB_SIZE), np.int32)
     out[:, :4], out[:, 4:6], out[:, 6:10] = geometry["crop"], geometry["resize"], geometry["window"]
     out[:, 10], out[:, 11] = geometry["flip_h"], geometry["flip_v"]
     plain = (out[:, 2:4] == out[:, 4:6]).all(1)

@@ -38,7 +38,7 @@ CHUNK_PIECES = 32
 """The same for compiled code: a chunk costs 30 us of Python."""
 
 SMALL_BYTES = 64 << 10
-"""Pieces that are larger on average take longer to read than to ask for, and are better shared out in smaller chunks."""
+"""Pieces that are larger on average take longer to read than to ask for, and are better shared in smaller chunks."""
 
 SLOW_RANGE_S, SLOW_BYTES_PER_S = 150e-6, 0.5e9
 """Slower than both together is not the page cache (warm on Zen 4: 12 us a file, 7 GB/s)."""
