@@ -11,8 +11,9 @@ Leaves bits to `entropy.py`.
     [OFFSETS, +17)            by length l: what to add to a code of l bits to have its symbol's place
     [SYMBOLS, +256)           entries without a value, by place
 
-    entry    value << 16 | flags << 13 | advance << 5 | length
-    length   bits to consume: code, extra bits and, where it is merged, the end-of-block code behind them
+    entry    value << 16 | advance << 8 | flags << 6 | length
+    length   bits to consume: code, extra bits and, where it is merged, the end-of-block code behind them. The six
+             bits that a shift reads of its count. Where two entries without flags are added, both fields hold sums
     advance  zigzag steps to the coefficient of this value (AC): run + 1, 16 for ZRL; + END at the end of the block.
              The end alone is 1 + END with value 0: to store that zero one place further does no harm
     value    of the coefficient; with the flag APART the number of extra bits, since those are not in the window
@@ -42,7 +43,7 @@ KEPT = 32
 """Built tables kept, 5 KB each. An image needs 6 at most; files of one encoder share 4, optimised ones share none."""
 
 END = 128
-APART, LONG = 1 << 13, 1 << 14
+APART, LONG = 1 << 6, 1 << 7
 
 KEPT_WORDS = 36
 _WORDS, _MARK, _IMAGE = 34, 34, 35
@@ -80,17 +81,17 @@ def entry_reference(definition: np.ndarray, ac: bool, window: int) -> int:
     used, symbol = found
     run, extra = (symbol >> 4, symbol & 15) if ac else (0, symbol)
     if ac and extra == 0:
-        return (16 if run == 15 else 1 + END) << 5 | used
+        return (16 if run == 15 else 1 + END) << 8 | used
     if used + extra > WINDOW:
-        return extra << 16 | APART | run + 1 << 5 | used + extra
+        return extra << 16 | run + 1 << 8 | APART | used + extra
     value = int("0" + bits[used : used + extra], 2)
     if extra and bits[used] == "0":
         value -= (1 << extra) - 1
     used += extra
     behind = code_at(used) if ac else None
     if behind is not None and behind[1] == 0:
-        return value << 16 | run + 1 + END << 5 | behind[0]
-    return value << 16 | run + 1 << 5 | used
+        return value << 16 | run + 1 + END << 8 | behind[0]
+    return value << 16 | run + 1 << 8 | used
 
 
 @numba.njit(nogil=True)
@@ -118,9 +119,9 @@ def build_table(definition, ac, table):
             extra = symbol & 15 if ac else symbol
             if extra > 15:
                 return BAD_SYMBOL
-            entry = extra << 16 | APART | run + 1 << 5 | length + extra
+            entry = extra << 16 | run + 1 << 8 | APART | length + extra
             if ac and extra == 0:
-                entry = (16 if run == 15 else 1 + END) << 5 | length
+                entry = (16 if run == 15 else 1 + END) << 8 | length
                 if symbol == 0:
                     end_code, end_length = code, length
             table[SYMBOLS + place] = entry
@@ -145,14 +146,14 @@ def build_table(definition, ac, table):
             if spare < 0 or (ac and extra == 0):
                 _fill(table, first, 1 << (WINDOW - length), entry)
                 continue
-            entry &= 0x1FFF
+            entry &= 0xFF1F
             half = np.int64(1) << extra >> 1
             for pattern in range(1 << extra):
                 value = pattern if pattern >= half else pattern - (1 << extra) + 1
                 _fill(table, first, 1 << spare, value << 16 | entry)
                 if end_length and end_length <= spare:
                     _fill(table, first + (end_code << (spare - end_length)), 1 << (spare - end_length),
-                          value << 16 | entry + (END << 5) + end_length)  # fmt: skip
+                          value << 16 | entry + (END << 8) + end_length)  # fmt: skip
                 first += 1 << spare
         code <<= 1
     first = code >> 1

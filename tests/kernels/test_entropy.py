@@ -278,6 +278,47 @@ def test_every_range_decoded_from_its_nearest_point_is_the_same(kind: str, resta
     assert decoder.result(0, point) == whole and np.array_equal(point, whole.point)
 
 
+def written(scan: Scan, data: bytes, rng: np.random.Generator) -> bytes:
+    """The grey image `data`, its scan replaced by symbols that no encoder would choose, each followed by any bits."""
+    dc, ac = ({s: format(c, f"0{n}b") for (n, c), s in codes_reference(scan.huffman[row]).items()} for row in (0, 4))
+    bits = ""
+
+    def symbol(codes: dict[int, str], run: int, size: int) -> None:
+        nonlocal bits
+        bits += codes[run << 4 | size] + "".join(map(str, rng.integers(0, 2, size)))
+
+    for _ in range(scan.mcus):
+        symbol(dc, 0, int(rng.choice([4, rng.integers(10)])))  # of 4 bits: may begin as the end of a block does
+        k, ends = 0, rng.choice([0, 0.1, 0.5])
+        longest, largest = int(rng.choice([1, 3, 16])), int(rng.choice([2, 10]))
+        while k < 63:
+            run = int(min(rng.integers(longest), 62 - k))
+            if rng.random() < ends:
+                symbol(ac, 0, 0)
+                break
+            zeros = k + 16 <= 63 and rng.random() < ends
+            symbol(ac, *((15, 0) if zeros else (run, int(rng.integers(1, largest + 1)))))
+            k += 16 if zeros else run + 1
+    bits += "1" * (-len(bits) % 8)
+    body = int(bits, 2).to_bytes(len(bits) // 8, "big").replace(b"\xff", b"\xff\0")
+    return data[: scan.header[jpeg.SCAN_START]] + body + b"\xff\xd9"
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_symbols_in_any_order_are_read_as_the_standard_says(seed: int):
+    """Among them zeros before the end, full blocks before what looks like an end, and the largest values."""
+    data = encoded(64, 24, "grey")
+    scan = scan_of(data)
+    assert scan is not None
+    scan.data = np.frombuffer(written(scan, data, np.random.default_rng(seed)), np.uint8)
+    points = np.full((scan.mcus, 5), -1, np.int32)
+    got = decoded(scan, 1, points)
+    (expected,), states = decoded_reference(scan)
+    assert got.status == entropy.DECODED
+    assert np.array_equal(got.coefficients[0], expected) and np.array_equal(got.last[0], last_of(expected))
+    assert points.tolist() == [list(state) for state in states]
+
+
 def grey_pixels(scan: Scan, blocks: Blocks) -> np.ndarray:
     """The plain inverse DCT, in float64."""
     u = np.arange(8)

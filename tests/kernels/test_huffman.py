@@ -69,17 +69,17 @@ def test_long_codes_are_found_by_search(ac: bool):
         extra = symbol & 15 if ac else symbol
         assert (entry & 31, entry >> 16) == (length + extra, extra)
         if ac:
-            assert entry >> 5 & 255 == (symbol >> 4) + 1 + (END if symbol == 0 else 0)
+            assert entry >> 8 & 255 == (symbol >> 4) + 1 + (END if symbol == 0 else 0)
     assert long_entry(table, TABLE_SIZE, np.uint64(2**64 - 1)) == 0
 
 
 def test_the_end_of_a_block_is_merged_with_the_value_before_it():
     dht = definition({2: 3}, [0x01, 0x00, 0x13])  # 00: one bit follows; 01: end; 10: a zero, then three bits
     table = built(dht, True)
-    assert table[0b00_1_01 << (WINDOW - 5)] == 1 << 16 | (1 + END) << 5 | 5
-    assert table[0b00_0_00 << (WINDOW - 5)] == -1 << 16 | 1 << 5 | 3
-    assert table[0b10_011_01 << (WINDOW - 7)] == -4 << 16 | (2 + END) << 5 | 7
-    assert table[0b01 << (WINDOW - 2)] == (1 + END) << 5 | 2
+    assert table[0b00_1_01 << (WINDOW - 5)] == 1 << 16 | (1 + END) << 8 | 5
+    assert table[0b00_0_00 << (WINDOW - 5)] == -1 << 16 | 1 << 8 | 3
+    assert table[0b10_011_01 << (WINDOW - 7)] == -4 << 16 | (2 + END) << 8 | 7
+    assert table[0b01 << (WINDOW - 2)] == (1 + END) << 8 | 2
     assert table[-1 + (1 << WINDOW)] == LONG
 
 
