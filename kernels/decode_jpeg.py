@@ -13,7 +13,8 @@ refuse it. An image in which anything is wrong is left alone and its status says
     out       uint8 (rows, 3, H, W, size), any strides: the batch, an element as its bytes (see resample.py)
     fixed, learned, base, size       the entropy index, see `points_of`; seek: NO_POINTS, READ or LEARN
     keys      uint64 (n,), record_sizes int64 (n,), records uint8: what was learned. Image i's record may take
-                                     record_limits[i] bytes, and lies behind those that the images before it may take
+                                     record_limits[i] bytes, and lies behind those that the images before it may take;
+                                     its size is FROM_POINTS where seek points were there and were used
     pixels    uint8 (H, W, 3)        empty, or the memory of the one image in `out` where nothing is to be looked up or
                                      flipped: where nothing is resampled either, pixels are made in place
     status    int64 (n,)             `DONE`; why an image was left: an anomaly of entropy.py or one of REASONS
@@ -70,6 +71,7 @@ REASONS = {
 }
 """What a negative status means; positive ones are entropy.ANOMALIES'."""
 
+FROM_POINTS = -1
 NO_POINTS, READ, LEARN = 0, 1, 2
 """Whether seek points are used, and made where there are none."""
 LEAST_BYTES = 4096
@@ -244,7 +246,7 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
         status = decode_planes(image, region, layout, memory.tables, spacing, learn, points, scratch, at, scales)
         if status:
             return Outcome(status, at.total, np.int64(0))
-        packed = np.int64(0)
+        packed = np.int64(FROM_POINTS if spacing else 0)
         if learn:
             packed = pack(points, points.shape[0], FINEST_SPACING, mcus, components, data.size, image.record.size,
                           image.key, image.record)  # fmt: skip

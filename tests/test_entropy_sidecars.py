@@ -94,6 +94,16 @@ def test_batches_are_the_same_with_every_index_and_number_of_threads(shards: Pat
         assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
 
 
+def test_images_from_seek_points_are_counted(folder: Path, cache: Path):
+    loader = gpuload.DataLoader(gpuload.ShardDataset(str(folder), transform=TRANSFORM), batch_size=4, device="cpu")
+    counted = []
+    for _ in range(2):
+        list(loader)
+        counted.append(dict(loader.stats().decoders))
+    assert counted[0] == {"native": 7, "pillow": 2}
+    assert counted[1] == {"native": 1, "native, from seek points": 6, "pillow": 2}
+
+
 def test_an_epoch_leaves_the_seek_points_of_what_it_decoded(folder: Path, cache: Path):
     batches(folder, entropy_index="read")
     assert not (cache / "gpuload" / "entropy").exists()

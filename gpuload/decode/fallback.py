@@ -9,8 +9,9 @@ from gpuload.core.protocols import Decoder, Resolve
 def decode_rest(fallback: Decoder, encoded: EncodedBatch, out: DecodedRows, resolve: Resolve, *, name: str) -> None:
     """Count what `name` has decoded, and have `fallback` decode every row without an image that could be read."""
     left = [place for place, image in enumerate(out.images) if image is None and place not in out.stored]
-    if len(left) < len(out.rows):
-        out.decoders[name] = len(out.rows) - len(left)
+    done = len(out.rows) - len(left) - sum(out.decoders.values())  # what is counted by now has a name of its own
+    if done:
+        out.decoders[name] = done
     for place in left:
         row = out.rows[place]
         if row in encoded.failures:

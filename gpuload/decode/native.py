@@ -35,6 +35,7 @@ from gpuload.kernels.jpeg_plan import JOB_SIZE
 TASK_BYTES = 512 << 10  # encoded: 5 photographs, some 3 ms of work
 TASK_ROWS = (8, 64)  # at least and at most: a task costs some 150 us of Python, and a batch must be shared out
 MOST_PIXELS = 1 << 26  # larger images go to Pillow, which has a limit of its own; the kernels count in 32 bits
+FROM_POINTS = "native, from seek points"  # how those images are counted whose scan was not walked from its start
 RECORD_SHARE = 50  # of a file's bytes one in so many is what its seek points may take: 2%
 KEPT_BYTES = 256 << 20  # scratch memory kept, a thread; an image that needs more gives it back
 
@@ -159,7 +160,7 @@ class NativeDecoder:
             self._store(headers, ours, out, target, stop)
         else:
             for place in ours.tolist():
-                out.images[place] = self._pixels(headers.one(place), out.geometry[place : place + 1], stop)
+                out.images[place] = self._pixels(headers.one(place), out.geometry[place : place + 1], out, stop)
         if stop[0]:
             raise EpochCancelledError("the epoch was cancelled")
         decode_rest(self._fallback, encoded, out, resolve, name=self.name)
@@ -184,17 +185,19 @@ class NativeDecoder:
         places = np.arange(out.rows.start, out.rows.stop)
         status = self._run(
             headers, ours, jobs(out.geometry, headers.header), places, target.table_bytes, target.array_bytes,
-            stop=stop, index=self._index,
+            stop=stop, index=self._index, out=out,
         )  # fmt: skip
         out.stored.update(np.flatnonzero(status == kernels.DONE).tolist())
 
-    def _pixels(self, headers: _Headers, geometry: np.ndarray, stop: np.ndarray) -> np.ndarray | None:
+    def _pixels(self, headers: _Headers, geometry: np.ndarray, out: DecodedRows, stop: np.ndarray) -> np.ndarray | None:
         """The window of one image, uint8 (h, w, 3), not flipped; None where it is the fallback's."""
         job = jobs(geometry, headers.header)
         job[:, 10:] = 0
         pixels = np.empty((job[0, 9], job[0, 8], 3), np.uint8)
         batch, first = pixels.transpose(2, 0, 1)[None, ..., None], np.zeros(1, np.int64)
-        status = self._run(headers, first, job, first, _SAME, batch, pixels=pixels, stop=stop, index=self._index)
+        status = self._run(
+            headers, first, job, first, _SAME, batch, pixels=pixels, stop=stop, index=self._index, out=out
+        )
         return pixels if status[0] == kernels.DONE else None
 
     def _resize_apart(self, headers: _Headers, ours: np.ndarray, out: DecodedRows, stop: np.ndarray) -> None:
@@ -204,7 +207,7 @@ class NativeDecoder:
             (w, h), size = geometry["crop"][0, 2:].tolist(), tuple(geometry["resize"][0].tolist())
             window = geometry["window"][0].copy()
             geometry["resize"], geometry["window"] = (w, h), (0, 0, w, h)
-            pixels = self._pixels(headers.one(place), geometry, stop)
+            pixels = self._pixels(headers.one(place), geometry, out, stop)
             if pixels is None:
                 continue
             if size != (w, h):
@@ -228,8 +231,12 @@ class NativeDecoder:
         pixels: np.ndarray = _NO_PIXELS,
         stop: np.ndarray = NEVER,
         index: EntropyIndex | _Collected | None,
+        out: DecodedRows | None = None,
     ) -> np.ndarray:
-        """decode_images with this thread's memory and the index, over the images `ours`; returns each one's status."""
+        """decode_images with this thread's memory and the index, over the images `ours`; returns each one's status.
+
+        out: where images that were decoded from seek points are counted.
+        """
         memory = self._memory
         status = np.full(len(headers.lengths), kernels.OUTSIDE, np.int64)
         status[ours] = kernels.NOT_BEGUN
@@ -247,8 +254,10 @@ class NativeDecoder:
             ):  # fmt: skip
                 memory.grow(needed)
         memory.shrink()
-        if index is not None and sizes.any():
-            index.add(keys, records, np.cumsum(limits) - limits, sizes)
+        if index is not None and (sizes > 0).any():
+            index.add(keys, records, np.cumsum(limits) - limits, np.maximum(sizes, 0))
+        if out is not None and (sizes == kernels.FROM_POINTS).any():
+            out.decoders[FROM_POINTS] = out.decoders.get(FROM_POINTS, 0) + int((sizes == kernels.FROM_POINTS).sum())
         return status
 
 
