@@ -99,7 +99,29 @@ def _too_short(data, at, end, marker):
         return end - at < 7 and _begins_with(data, at, end, b"JFIF")
     if marker == 0xEE:
         return end - at < 7 and _begins_with(data, at, end, b"Adobe")
-    return marker == 0xE2 and end - at < 14 and _begins_with(data, at, end, b"ICC_PROFILE\0")
+    if marker == 0xE2:
+        return end - at < 14 and _begins_with(data, at, end, b"ICC_PROFILE\0")
+    return marker == 0xED and _begins_with(data, at, end, b"Photoshop 3.0\0") and _resources_break_off(data, at, end)
+
+
+@numba.njit(nogil=True)
+def _resources_break_off(data, at, end):
+    """Whether a list of Photoshop's resources ends between the number of one and its name's length."""
+    place = at + 14
+    while _begins_with(data, place, end, b"8BIM") and place + 6 <= end:
+        if place + 6 == end:
+            return True
+        resolution = _u16(data, place + 4) == 0x03ED
+        place += 7 + np.int64(data[place + 6])
+        place += (place - at) & 1
+        if place + 4 > end:
+            return False
+        size = _u16(data, place) << 16 | _u16(data, place + 2)
+        if resolution and min(size, end - place - 4) < 14:
+            return False
+        place += 4 + size
+        place += (place - at) & 1
+    return False
 
 
 @numba.njit(nogil=True)

@@ -214,3 +214,44 @@ def test_real_files_say_what_the_python_walk_says(real_data: Path):
         if got.status == jpeg.OURS:
             assert ("grey", "ycbcr", "rgb")[h[jpeg.COLOR]] == known.color
     assert ours > 300
+
+
+RESOURCE = b"8BIM\x04\x04\0\0\0\0\0\x05titleX"
+RESOLUTION = b"8BIM\x03\xed\x03abc\0\0\0\x10" + bytes(16)
+APPLICATION = {
+    "JFIF": (0xE0, b"JFIF\0\1\2\1\0H\0H\0\0"),
+    "Adobe": (0xEE, b"Adobe\0d\0\0\0\0\1"),
+    "ICC": (0xE2, b"ICC_PROFILE\0\1\1" + bytes(9)),
+    "Photoshop": (0xED, b"Photoshop 3.0\0" + RESOURCE + RESOLUTION + RESOURCE),
+    "MPF": (0xE2, b"MPF\0II*\0\x08\0\0\0"),
+    "Exif": (0xE1, b"Exif\0\0II*\0\x08\0\0\0\1\0\x12\1\3\0\1\0\0\0\6\0\0\0\0\0\0\0"),
+}
+
+
+@pytest.mark.filterwarnings(
+    "ignore:Corrupt EXIF data", "ignore:Truncated File Read", "ignore:Image appears to be a malformed MPO"
+)
+@pytest.mark.parametrize("name", APPLICATION)
+def test_application_segments_cut_anywhere_are_ours_where_pillow_takes_them(name: str):
+    marker, payload = APPLICATION[name]
+    data, verdicts = encoded(), set()
+    for size in range(len(payload) + 1):
+        file = inserted(data, segment(marker, payload[:size]), before=0xC0)
+        try:
+            Image.open(io.BytesIO(file)).load()
+            taken = True
+        except OSError:
+            taken = False
+        assert (parsed(file).status == jpeg.OURS) == taken, size
+        verdicts.add(taken)
+    assert True in verdicts
+
+
+@pytest.mark.parametrize("marker", range(0xC0, 0x100))
+def test_a_marker_without_a_length_is_passed_over_where_pillow_passes_over_it(marker: int):
+    for extra in (b"", b"\0"):
+        file = inserted(encoded(), bytes([0xFF, marker]) + extra, before=0xDB)
+        try:
+            Image.open(io.BytesIO(file)).load()
+        except OSError:
+            assert parsed(file).status != jpeg.OURS
