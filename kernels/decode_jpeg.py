@@ -200,7 +200,8 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
             first = (region.mcu_top + row) * wide + region.mcu_left
             if spacing and mcu <= first - first % spacing:
                 mcu = first - first % spacing
-                point[:] = points[mcu // spacing]
+                for k in range(POINT_SIZE):  # Numba takes 2 s to compile the same as one assignment
+                    point[k] = points[mcu // spacing, k]
             end = first + region.mcus_wide
             status = decode_mcus(data, layout, tables, point, mcu, end, record, points, coefficients, last)
             if status:
@@ -225,7 +226,7 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
         scales = np.zeros(3, np.int64)
         if style.fast and plan.resampled:
             scales = scales_of(header, job)
-            if wanted != SCALED and scales.any():
+            if wanted != SCALED and (scales[0] or scales[1] or scales[2]):
                 return Outcome(np.int64(SCALED), np.int64(0), np.int64(0))
         at = divided(header, plan.region, passes_bytes(header, plan, style.kind, scales), image.key != 0)
         scratch = memory.scratch
@@ -235,7 +236,9 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
         if not _tables(image, memory, rows):
             return Outcome(np.int64(BAD_TABLE), at.total, np.int64(0))
         region = plan.region
-        lay_out(header, rows, np.array([region.mcu_left, region.mcu_top, region.mcus_wide, 1], np.int32), layout)
+        window = np.empty(4, np.int32)
+        window[0], window[1], window[2], window[3] = region.mcu_left, region.mcu_top, region.mcus_wide, 1
+        lay_out(header, rows, window, layout)
         points = scratch[at.points : at.total].view(np.int32).reshape(-1, POINT_SIZE)
         mcus, components = np.int64(header[MCUS_WIDE]) * np.int64(header[MCUS_HIGH]), np.int64(header[COMPONENTS])
         spacing = np.int64(0)
