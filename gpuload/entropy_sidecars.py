@@ -18,7 +18,7 @@ from gpuload.config import default_threads
 from gpuload.core.geometry import Resampling
 from gpuload.core.location import is_local
 from gpuload.core.protocols import RangeReader
-from gpuload.decode.entropy_file import write_sidecar
+from gpuload.decode.entropy_file import sidecar_is_whole, write_sidecar
 from gpuload.decode.entropy_index import EntropyIndex
 from gpuload.fetch.reader import reader_for
 from gpuload.shards.index import ENTROPY_SUFFIX, kept_read_only
@@ -29,13 +29,12 @@ ROWS = 32  # images a task: 3 MB of photographs, 20 ms of work
 
 @dataclass(frozen=True)
 class Scans:
-    """images: how many were looked at; indexed: how many of them have seek points now; bytes: of the images; kept:
-    files that were written. Others are no JPEGs of a kind that has seek points, damaged, or too small to profit."""
+    """images: how many were looked at; indexed: how many of them have seek points now; bytes: of the images. Others are
+    no JPEGs of a kind that has seek points, damaged, too small to profit, or there was nowhere to keep theirs."""
 
     images: int = 0
     indexed: int = 0
     bytes: int = 0
-    kept: tuple[str, ...] = ()
 
 
 def index_scans(
@@ -65,13 +64,8 @@ def index_scans(
                 refs = table.images[table.images["file"] == number]
                 if rebuild or not _fresh(shard):
                     found = _walk(decoder, reader, pool, shards, refs, on_bytes)
-                    kept = _keep(shard, found)
-                    done = Scans(
-                        done.images + len(refs),
-                        done.indexed + len(found),
-                        done.bytes + int(refs["length"].sum()),
-                        (*done.kept, *kept),
-                    )
+                    read = done.bytes + int(refs["length"].sum())
+                    done = Scans(done.images + len(refs), done.indexed + _keep(shard, found), read)
                 else:
                     on_bytes(int(refs["length"].sum()))
     finally:
@@ -83,9 +77,10 @@ def _fresh(shard: str) -> bool:
     if not is_local(shard):
         return False
     try:
-        return os.stat(shard + ENTROPY_SUFFIX).st_mtime >= os.stat(shard).st_mtime
+        newer = os.stat(shard + ENTROPY_SUFFIX).st_mtime >= os.stat(shard).st_mtime
     except OSError:
         return False
+    return newer and sidecar_is_whole(shard + ENTROPY_SUFFIX)
 
 
 def _walk(
@@ -105,8 +100,8 @@ def _walk(
     return [one for part in pool.map(task, range(0, len(refs), ROWS)) for one in part]
 
 
-def _keep(shard: str, found: Sequence[tuple[int, bytes]]) -> list[str]:
-    """Write the shard's sidecar, or where that is impossible to the learned file; returns what was written."""
+def _keep(shard: str, found: Sequence[tuple[int, bytes]]) -> int:
+    """Write the shard's sidecar, or where that is impossible to the learned file; returns how many are kept now."""
     keys = np.array([key for key, _ in found], np.uint64)
     path = shard + ENTROPY_SUFFIX
     if is_local(shard) and not kept_read_only(os.path.dirname(path) or "."):
@@ -115,9 +110,10 @@ def _keep(shard: str, found: Sequence[tuple[int, bytes]]) -> list[str]:
         except OSError:
             pass
         else:
-            return [path]
+            return len(found)
     index = EntropyIndex(learn=True)
     sizes = np.array([len(record) for _, record in found], np.int64)
     index.add(keys, np.frombuffer(b"".join(record for _, record in found), np.uint8), np.cumsum(sizes) - sizes, sizes)
+    kept = sum(map(index.holds, keys.tolist()))
     index.close()
-    return []
+    return kept

@@ -99,12 +99,18 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     if spec is not None:
         layout = "channels_last" if spec.channels_last else "contiguous"
         shape = "3 x h x w" if spec.open else " x ".join(map(str, spec.shape))
-        steps.append(("store into the batch", f"{where}, fused", f"n x {shape} {spec.dtype}, {layout}"))
+        how = "fused, where a batch's images are JPEGs that come out alike" if spec.open else "fused"
+        steps.append(("store into the batch", f"{where}, {how}", f"n x {shape} {spec.dtype}, {layout}"))
     else:
         steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))
     where_to = "on the GPU where one works, else on the CPU" if loader.device == "auto" else f"on {loader.device}"
     steps.append(("hand over", "the caller's thread", where_to))
     notes = (*understood.notes, *augment.notes)
+    if loader.fidelity == "fast" and (decoder != "native" or not native_resize(augment)):
+        whose = (
+            f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors, or takes the nearest"
+        )
+        notes += (f'fidelity="fast" does nothing with {whose}',)
     return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, threads)
 
 
@@ -119,6 +125,11 @@ def choose_decoder(asked: str, resampling: Resampling) -> str:
         if reason := dali.unsupported(resampling):
             raise ConfigError(f'decoder="dali": {reason}. Pass decoder="native"')
     return "native" if asked == "auto" else asked
+
+
+def native_resize(augment: AugmentPlan) -> bool:
+    """Whether gpuload's own decoder also resizes, by Pillow's arithmetic."""
+    return augment.resize is None and not augment.resampling.interpolation.startswith("nearest")
 
 
 def _ignored(loader: Any) -> tuple[str, ...]:

@@ -40,7 +40,11 @@ class Wiring:
         source = plan.understood.open_source()
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
         threads = plan.threads
-        decoder = _decoder(loader, plan, source, threads=max(1, threads), rows=rows)
+        try:
+            decoder = _decoder(loader, plan, source, threads=max(1, threads), rows=rows)
+        except BaseException:
+            source.close()
+            raise
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
         self.depth = loader.depth

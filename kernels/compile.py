@@ -15,6 +15,7 @@ import hashlib
 import logging
 import os
 import platform
+import tempfile
 import time
 from collections.abc import Callable, Iterable
 from functools import cache, wraps
@@ -38,7 +39,10 @@ def cache_directory() -> Path:
     flags = (config.BOUNDSCHECK, config.OPT, config.DEBUG, config.ENABLE_AVX)
     machine = (platform.machine(), llvm.get_host_cpu_name(), sorted(llvm.get_host_cpu_features().items()))
     digest.update(repr((numba.__version__, llvmlite.__version__, np.__version__, flags, machine)).encode())
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    home = os.path.expanduser("~/.cache")
+    if home.startswith("~"):  # a user without a home, as containers have them
+        home = tempfile.gettempdir()
+    base = Path(os.environ.get("XDG_CACHE_HOME") or home)
     return base / "gpuload" / "kernels" / digest.hexdigest()[:20]
 
 

@@ -60,7 +60,7 @@ from gpuload.kernels.seek_points import FINEST_SPACING, content_key, pack, point
 from numba import njit, types
 
 DONE = 0
-NOT_BEGUN, MORE_SCRATCH, BAD_TABLE, BAD_TAIL, OUTSIDE, SCALED = -1, -2, -3, -4, -5, -6
+NOT_BEGUN, MORE_SCRATCH, BAD_TABLE, BAD_TAIL, OUTSIDE, SCALED, NOT_LEARNED = -1, -2, -3, -4, -5, -6, -7
 REASONS = {
     NOT_BEGUN: "not begun",
     MORE_SCRATCH: "more scratch memory is needed",
@@ -68,6 +68,7 @@ REASONS = {
     BAD_TAIL: "a marker behind the decoded part of the scan, or no end-of-image marker",
     OUTSIDE: "a crop that reaches beyond its image, or a size that the kernels do not make",
     SCALED: "a fraction of the image suffices: decode_scaled.py's",
+    NOT_LEARNED: "decoded, but the scan is damaged behind the crop: it has no seek points",
 }
 """What a negative status means; positive ones are entropy.ANOMALIES'."""
 
@@ -185,7 +186,7 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
         """Entropy decoding and IDCT of the region, row of MCUs by row, to its planes in scratch; a status.
 
         points: enter each row by them, if spacing isn't 0; leave one in them every `record` MCUs, if that isn't 0: the
-        scan is then walked to its end, and is known to be sound.
+        scan is then walked to its end. What is wrong only behind the region is judged as without that walk.
         """
         data, header = image.data, image.header
         blocks = region.mcus_wide * np.int64(header[BLOCKS_IN_MCU])
@@ -210,10 +211,13 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
             transform(header, image.quant, region, row, coefficients, last, scratch, at, scales)
         if mcu == total or spacing:
             return np.int64(DONE)
+        behind = np.int64(point[BYTE])
         if record:
-            return decode_mcus(data, layout, tables, point, mcu, total, record, points, coefficients, last)
-        sound = sound_tail(data, point[BYTE], header[RESTART_INTERVAL] != 0)
-        return np.int64(DONE if sound else BAD_TAIL)
+            if decode_mcus(data, layout, tables, point, mcu, total, record, points, coefficients, last) == DONE:
+                return np.int64(DONE)
+        if not sound_tail(data, behind, header[RESTART_INTERVAL] != 0):
+            return np.int64(BAD_TAIL)
+        return np.int64(NOT_LEARNED if record else DONE)
 
     @_spelled_out
     def decode(image, style, index, memory, out, pixels):
@@ -247,10 +251,10 @@ def each_with(wanted: int, passes_bytes: Any, transform: Any, finish: Any) -> An
                                 np.int64(header[SCAN_START]), data.size, points)  # fmt: skip
         learn = FINEST_SPACING if image.key and index.seek == LEARN and not spacing else 0
         status = decode_planes(image, region, layout, memory.tables, spacing, learn, points, scratch, at, scales)
-        if status:
+        if status and status != NOT_LEARNED:
             return Outcome(status, at.total, np.int64(0))
         packed = np.int64(FROM_POINTS if spacing else 0)
-        if learn:
+        if learn and status == DONE:
             packed = pack(points, points.shape[0], FINEST_SPACING, mcus, components, data.size, image.record.size,
                           image.key, image.record)  # fmt: skip
         if not finish(header, plan, job, style, scratch, at, scales, out, pixels):

@@ -45,14 +45,12 @@ FINEST_SPACING = 4
 
 Entropy decoding of a random crop: 311 us with points every 4 MCUs, 320 every 6, 324 every 8, 350 every 16, 600 without.
 """
-RECORD_VERSION = 1
+RECORD_VERSION, RECORD_VERSION_AT = 1, 4
 RECORD_HEADER = 30
 MOST_PROBES = 256
 """A table two thirds full has clusters of about 200 slots among millions; one where more are needed is full."""
 
-_VERSION, _COMPONENTS, _SPACING, _MCUS, _DATA_SIZE, _WIDTHS, _LEAST_SEGMENT, _LEAST_PREDICTORS = (
-    4, 5, 6, 8, 12, 16, 20, 24
-)  # fmt: skip
+_COMPONENTS, _SPACING, _MCUS, _DATA_SIZE, _WIDTHS, _LEAST_SEGMENT, _LEAST_PREDICTORS = 5, 6, 8, 12, 16, 20, 24
 _MOST_BITS = 56  # a point: what one load of 64 bits has from any bit of its first byte on
 _LONGEST = 1 << 31
 
@@ -270,7 +268,7 @@ def pack(points, count, spacing, total_mcus, components, data_size, most_bytes, 
             continue
         if segment.least < 1 or segment.least + (1 << segment.width) >= 1 << 32 or width > _MOST_BITS:
             return np.int64(0)  # not what decoding leaves, or nothing that is worth the room
-        _put(out, _VERSION, 1, RECORD_VERSION)
+        _put(out, RECORD_VERSION_AT, 1, RECORD_VERSION)
         _put(out, _COMPONENTS, 1, components)
         _put(out, _SPACING, 2, spacing * step)
         _put(out, _MCUS, 4, total_mcus)
@@ -306,7 +304,7 @@ def is_whole(address, length, key):
         return False
     record = bytes_at(address, length)
     checksum = _xxh64(record, np.int64(4), key) & _U64(0xFFFFFFFF)
-    return _field(record, 0, 4) == checksum and record[_VERSION] == RECORD_VERSION
+    return _field(record, 0, 4) == checksum and record[RECORD_VERSION_AT] == RECORD_VERSION
 
 
 @inner

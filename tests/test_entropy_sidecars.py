@@ -143,13 +143,15 @@ def _bound_to(data: bytearray, record: bytes) -> tuple[np.ndarray, np.ndarray, n
     return np.frombuffer(bound, np.uint8), np.zeros(1, np.int64), np.array([len(bound)])
 
 
-def _crop(decoder: NativeDecoder, data: bytes, box: tuple[int, int, int, int]) -> np.ndarray:
+def _crop(
+    decoder: NativeDecoder, data: bytes, box: tuple[int, int, int, int], size: tuple[int, int] | None = None
+) -> np.ndarray:
     from gpuload.core.geometry import identity
 
     def resolve(rows: object, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
         geometry = identity(widths, heights)
         geometry["crop"] = box
-        geometry["resize"] = geometry["window"][:, 2:] = box[2:]
+        geometry["resize"] = geometry["window"][:, 2:] = size or box[2:]
         return geometry
 
     (image,) = decoder.decode(join_encoded([data]), range(1), resolve).images
@@ -205,3 +207,38 @@ def test_damaged_sidecars_cost_nothing_but_time(shards: Path, caplog: pytest.Log
         path.write_bytes(data)
     got = batches(shards, entropy_index="read")
     assert all(torch.equal(a, b) for a, b in zip(got, plain, strict=True))
+
+
+@pytest.mark.parametrize("fidelity", ["exact", "fast"])
+def test_what_is_damaged_behind_a_crop_is_the_same_with_every_index(cache: Path, fidelity: str):
+    """A walk that learns goes further than one that does not, and must not find more than that one."""
+    data = bytearray(FILES[0])
+    data[-200:-150] = bytes(range(1, 51))
+    resampling, images = Resampling(), []
+    for index in (None, EntropyIndex(learn=True), EntropyIndex(learn=False)):
+        decoder = NativeDecoder(resampling, PillowDecoder(resampling), None, index, fidelity=fidelity)
+        images.append(_crop(decoder, bytes(data), (20, 0, 150, 100), (30, 20)))
+    assert np.array_equal(images[0], images[1]) and np.array_equal(images[0], images[2])
+    assert not seek_counting_decoder(None).seek_points(join_encoded([bytes(data)]))
+
+
+@pytest.mark.parametrize("damage", [b"", b"short", b"no such file" * 99])
+def test_index_makes_a_damaged_sidecar_again(shards: Path, damage: bytes):
+    index(str(shards))
+    first = sidecars(shards)[0]
+    sound = first.read_bytes()
+    first.unlink()
+    first.write_bytes(damage)
+    assert 0 < index(str(shards)).scans < len(FILES)
+    assert first.read_bytes() == sound
+
+
+def test_index_counts_what_is_kept_and_nothing_else(shards: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("GPULOAD_ENTROPY_BYTES", "0")
+    mode = shards.stat().st_mode
+    shards.chmod(mode & ~0o222)
+    try:
+        done = index(str(shards), entropy=True)
+    finally:
+        shards.chmod(mode)
+    assert (done.scans, done.seekable) == (len(FILES), 0)

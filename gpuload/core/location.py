@@ -1,11 +1,13 @@
-"""Paths and URLs: which of them name a file of this machine, and how they are shown.
+"""Paths and URLs: which name a file of this machine, how they are shown, and where what can be made again is kept.
 
-Owns these two answers, which indexing and reading must give alike. Opening files is theirs.
+Owns these answers, which indexing and reading must give alike. Opening files is theirs.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import tempfile
 
 _CREDENTIALS = re.compile(r"://[^/\s?'\"]*@")
 _QUERY = re.compile(r"(https?://[^\s?'\"]*|\w[\w+.-]*://[^\s?'\"]*(?=\?[^\s'\"]*=))\?[^\s'\")]+")
@@ -28,3 +30,11 @@ def shown(text: str) -> str:
     'https://host/a.tar?... is gone'
     """
     return _QUERY.sub(r"\1?...", _CREDENTIALS.sub("://", text))
+
+
+def cache_dir() -> str:
+    """$XDG_CACHE_HOME/gpuload, by default ~/.cache/gpuload; a user without a home has it among the temporary files."""
+    home = os.path.expanduser("~/.cache")
+    if home.startswith("~"):
+        home = tempfile.gettempdir()
+    return os.path.join(os.environ.get("XDG_CACHE_HOME") or home, "gpuload")

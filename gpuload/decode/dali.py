@@ -202,7 +202,7 @@ class DaliDecoder:
                 images = _decoded(pipeline, [encoded.encoded(rows[place]) for place in places], task)
             for place, image, region in zip(places, images, task, strict=True):
                 out.images[place] = None if image is None else self._windowed(image, region)
-        decode_rest(self._fallback, encoded, out, resolve, name=self.name)
+        decode_rest(self._fallback, encoded, out, resolve, stop, name=self.name)
         return out
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.kernels.seek_points import fill_slots
+from gpuload.kernels.seek_points import RECORD_VERSION, RECORD_VERSION_AT, fill_slots
 
 MAGIC = b"entropy\n"
 VERSION = 1
@@ -185,6 +185,16 @@ def open_sidecars(paths: Sequence[str]) -> np.ndarray:
     table = np.zeros((1 << (3 * len(rows) // 2).bit_length(), 3), np.uint64)  # at most two thirds full
     fill_slots(table, rows)
     return np.asarray(_Mapped(table, mappings))
+
+
+def sidecar_is_whole(path: str) -> bool:
+    """Whether a loader would use this sidecar."""
+    try:
+        mapping, rows = _open_sidecar(path)
+    except (OSError, ValueError):
+        return False
+    first = np.asarray(mapping)[int(rows[0, 1]) - mapping.address :] if len(rows) else None
+    return first is None or first[RECORD_VERSION_AT] == RECORD_VERSION
 
 
 def _open_sidecar(path: str) -> tuple[Mapping, np.ndarray]:

@@ -31,11 +31,12 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
+from gpuload.core.errors import ConfigError
+from gpuload.core.location import cache_dir
 from gpuload.core.wording import size as size_text
 from gpuload.decode.entropy_file import (
     END_AT,
@@ -115,6 +116,11 @@ class EntropyIndex:
         if not self._learn or file is None or not file.learning:
             return 0
         return file.add(keys, records, offsets, sizes, self._counts)
+
+    def holds(self, key: int) -> bool:
+        """Whether the learned file has a whole record of this image."""
+        tables = self.tables
+        return bool(row_to_write(tables.learned, tables.base, tables.size, np.uint64(key)) == HAS_RECORD)
 
     def stats(self) -> EntropyStats:
         return self._counts.now
@@ -250,8 +256,7 @@ class LearnedFile:
 
 def learned_path() -> str:
     """Where this version of the format has the node's learned records."""
-    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return str(base / "gpuload" / "entropy" / f"learned-{VERSION}.{RECORD_VERSION}")
+    return os.path.join(cache_dir(), "entropy", f"learned-{VERSION}.{RECORD_VERSION}")
 
 
 _opened: weakref.WeakValueDictionary[str, LearnedFile] = weakref.WeakValueDictionary()
@@ -260,7 +265,7 @@ _opened: weakref.WeakValueDictionary[str, LearnedFile] = weakref.WeakValueDictio
 def learned_file(*, learn: bool) -> LearnedFile | None:
     """The learned file, opened once a process; None where there is none, or GPULOAD_ENTROPY_BYTES is 0.
 
-    learn: make it where it is missing or damaged. Raises ValueError where GPULOAD_ENTROPY_BYTES is no number of bytes.
+    learn: make it where it is missing or damaged. Raises ConfigError where GPULOAD_ENTROPY_BYTES is no number of bytes.
     """
     wanted = _wanted_bytes()
     if wanted == 0:
@@ -294,7 +299,7 @@ def _wanted_bytes() -> int | None:
     if not text:
         return None
     if not text.isdecimal():
-        raise ValueError(f"GPULOAD_ENTROPY_BYTES is {text!r}: it must be a number of bytes, 0 for no learning")
+        raise ConfigError(f"GPULOAD_ENTROPY_BYTES is {text!r}: it must be a number of bytes, 0 for no learning")
     return int(text)
 
 

@@ -163,7 +163,7 @@ class NativeDecoder:
                 out.images[place] = self._pixels(headers.one(place), out.geometry[place : place + 1], out, stop)
         if stop[0]:
             raise EpochCancelledError("the epoch was cancelled")
-        decode_rest(self._fallback, encoded, out, resolve, name=self.name)
+        decode_rest(self._fallback, encoded, out, resolve, stop, name=self.name)
         return out
 
     def seek_points(self, encoded: EncodedBatch) -> list[tuple[int, bytes]]:
@@ -211,7 +211,10 @@ class NativeDecoder:
             if pixels is None:
                 continue
             if size != (w, h):
-                pixels = self._resize(pixels, size) if self._resize is not None else self._by_pillow(pixels, size)
+                try:
+                    pixels = self._resize(pixels, size) if self._resize is not None else self._by_pillow(pixels, size)
+                except Exception:  # as for a side that becomes 0: the fallback fails in the same way, and says of what
+                    continue
             out.images[place] = cut(pixels, window, self._resampling.fill)
 
     def _by_pillow(self, pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.core.location import is_local
+from gpuload.core.location import cache_dir, is_local
 from gpuload.shards.array_file import Arrays, read_arrays, write_arrays
 from gpuload.shards.table import Finding, SampleTable, Strings
 from gpuload.shards.tar import ShardScan, scan_tar
@@ -24,11 +24,6 @@ from gpuload.shards.urls import Options, Stamp
 SUFFIX = ".gpuload"
 ENTROPY_SUFFIX = ".gpuload-entropy"
 """Of the file beside a shard that holds its images' seek points (decode/entropy_file.py)."""
-
-
-def cache_dir() -> str:
-    """$XDG_CACHE_HOME/gpuload, by default ~/.cache/gpuload."""
-    return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "gpuload")
 
 
 def index_paths(url: str) -> list[str]:

@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuload.core.errors import ShardError
-from gpuload.core.location import is_local, shown
+from gpuload.core.location import cache_dir, is_local, shown
 from gpuload.core.threads import ask_all
 from gpuload.shards.array_file import read_arrays
-from gpuload.shards.index import cache_dir, from_arrays, open_index, store, to_arrays
+from gpuload.shards.index import from_arrays, open_index, store, to_arrays
 from gpuload.shards.table import Finding, join
 from gpuload.shards.tar import ShardScan
 from gpuload.shards.urls import Options, Stamp, stamps

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gpuload.augment import ops, params
 from gpuload.core.batch import DecodedRows, EncodedBatch, Target, join_encoded
@@ -141,6 +142,26 @@ def test_rows_are_stored_into_the_batch_flipped_and_looked_up(name: str, layout:
         flipped = image[:: -1 if flip_v else 1, :: -1 if flip_h else 1]
         assert np.array_equal(target.array[place], np.stack([table[c][flipped[..., c]] for c in range(3)]))
     assert len(flips) == 4
+
+
+@pytest.mark.parametrize("nearest", [True, False])
+def test_a_resize_that_is_impossible_fails_its_own_image_as_with_pillow(nearest: bool):
+    resampling = Resampling("nearest") if nearest else Resampling(domain="tensor")
+
+    def resize(pixels: np.ndarray, size: tuple[int, int]) -> np.ndarray:
+        if min(size) < 1:
+            raise RuntimeError("a side of nothing")
+        return np.asarray(Image.fromarray(pixels).resize(size))
+
+    apart = None if nearest else resize
+    batch = join_encoded([FILES[0], encoded(picture(400, 1)), FILES[1]])
+    pillow = PillowDecoder(resampling, apart)
+    geometry = [ops.Resize(shorter=8, max_size=90)]
+    wanted = decoded(pillow, batch, geometry)
+    got = decoded(NativeDecoder(resampling, pillow, apart), batch, geometry)
+    assert list(got.failures) == list(wanted.failures) == [1]
+    assert repr(got.failures[1]) == repr(wanted.failures[1])
+    assert all(np.array_equal(a, b) for a, b in zip(got.images, wanted.images, strict=True))
 
 
 def test_work_that_is_stopped_begins_no_image():
