@@ -107,9 +107,7 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     steps.append(("hand over", "the caller's thread", where_to))
     notes = (*understood.notes, *augment.notes)
     if loader.fidelity == "fast" and (decoder != "native" or not native_resize(augment)):
-        whose = (
-            f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors, or takes the nearest"
-        )
+        whose = f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors or by the nearest"
         notes += (f'fidelity="fast" does nothing with {whose}',)
     return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, threads)
 

@@ -215,8 +215,8 @@ def test_what_is_damaged_behind_a_crop_is_the_same_with_every_index(cache: Path,
     data = bytearray(FILES[0])
     data[-200:-150] = bytes(range(1, 51))
     resampling, images = Resampling(), []
-    for index in (None, EntropyIndex(learn=True), EntropyIndex(learn=False)):
-        decoder = NativeDecoder(resampling, PillowDecoder(resampling), None, index, fidelity=fidelity)
+    for points in (None, EntropyIndex(learn=True), EntropyIndex(learn=False)):
+        decoder = NativeDecoder(resampling, PillowDecoder(resampling), None, points, fidelity=fidelity)
         images.append(_crop(decoder, bytes(data), (20, 0, 150, 100), (30, 20)))
     assert np.array_equal(images[0], images[1]) and np.array_equal(images[0], images[2])
     assert not seek_counting_decoder(None).seek_points(join_encoded([bytes(data)]))
