@@ -117,7 +117,7 @@ def _decoder(loader: Any, plan: LoaderPlan, source: Source, *, threads: int, row
     if plan.decoder == "pillow":
         return pillow
     if plan.decoder == "native":
-        # Here, since its kernels take 0.4 s to load, and 20 to compile for the first time.
+        # Here, since its kernels take 0.4 s to load, and half a minute to compile for the first time.
         from gpuload.decode.entropy_index import EntropyIndex
         from gpuload.decode.native import NativeDecoder
 

@@ -59,7 +59,7 @@ class _Patience:
         if self._spent_s > self.AFTER_S and not self._told:
             self._told = True
             logging.getLogger("gpuload").warning(
-                "compiling gpuload's kernels for this processor, once: some 20 s in all; kept in %s", cache_directory()
+                "compiling gpuload's kernels for this processor, once: half a minute; kept in %s", cache_directory()
             )
 
 
