@@ -321,6 +321,8 @@ def parse_header(data, header, quant, huffman):
                 return verdict
         elif marker == 0xC4:
             failed = _read_huffman(data, start, end, huffman)
+        elif marker == 0xCC:  # its conditioning; nobody writes one without the other, and libjpeg may refuse it
+            failed = ARITHMETIC
         elif marker == 0xDB:
             failed = _read_quant(data, start, end, header, quant)
         elif marker == 0xDD:

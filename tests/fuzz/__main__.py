@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz import watchdog
-from tests.fuzz.mutate import mutant
+from tests.fuzz.mutate import Mutant, mutant
 from tests.fuzz.summary import Summary
 
 SAID_EVERY_S = 30.0
@@ -37,9 +37,11 @@ def child(seeds: range) -> None:
     """One line of JSON a seed: what was made, what came out, what was wrong, and how long it took."""
     faulthandler.enable()
     warnings.simplefilter("ignore")  # Pillow's, of EXIF and of sizes
+    from tests.fuzz import bases
     from tests.fuzz.check import Checker  # compiles the kernels: the parent can do without
 
     checker = Checker()
+    checker.check(Mutant(0, "indexed 0", (), bases.generated()["indexed 0"]))  # compiles those that are made on demand
     print(watchdog.READY, flush=True)
     for seed in seeds:
         began = time.perf_counter()

@@ -160,6 +160,7 @@ CASES = {
     "the end before a scan": (lambda d: inserted(d, b"\xff\xd9\0\0"), jpeg.BAD_MARKER),
     "an unknown marker": (lambda d: inserted(d, segment(0xF0, b"")), jpeg.BAD_MARKER),
     "a number of lines": (lambda d: inserted(d, segment(0xDC, b"\0\5")), jpeg.OURS),  # libjpeg doesn't read it either
+    "arithmetic conditioning": (lambda d: inserted(d, segment(0xCC, b"\x20\1")), jpeg.ARITHMETIC),
     "a PNG": (lambda d: b"\x89PNG\r\n\x1a\n" + d, jpeg.NOT_JPEG),
     "nothing": (lambda d: b"", jpeg.NOT_JPEG),
 }
