@@ -107,7 +107,7 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     steps.append(("hand over", "the caller's thread", where_to))
     notes = (*understood.notes, *augment.notes)
     if loader.fidelity == "fast" and (decoder != "native" or not native_resize(augment)):
-        whose = f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors or by the nearest"
+        whose = f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors or by this filter"
         notes += (f'fidelity="fast" does nothing with {whose}',)
     return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, threads)
 
@@ -127,7 +127,7 @@ def choose_decoder(asked: str, resampling: Resampling) -> str:
 
 def native_resize(augment: AugmentPlan) -> bool:
     """Whether gpuload's own decoder also resizes, by Pillow's arithmetic."""
-    return augment.resize is None and not augment.resampling.interpolation.startswith("nearest")
+    return augment.resize is None and augment.resampling.interpolation in ("bilinear", "bicubic", "box", "lanczos")
 
 
 def _ignored(loader: Any) -> tuple[str, ...]:

@@ -4,6 +4,8 @@ Along an axis of n pixels that becomes m, output i is centred on source position
 that lie within the filter's reach of it, which is the filter's support, times n/m when shrinking. Weights are doubles,
 divided by their sum and rounded to multiples of 2^-22, in Pillow's order of operations: every rounding counts.
 
+Hamming's are those of the formula; Pillow's are not, in the last bit, at some sizes: one pixel in ten thousand, by 1.
+
 Owns the weights, what is known of an axis, and which axis comes first in which Pillow. The passes are resample's.
 """
 

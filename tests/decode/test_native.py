@@ -100,6 +100,14 @@ def test_pixels_are_pillows_for_every_filter(filter_name: str):
         assert got.decoders == {"native": 12}
 
 
+def test_a_hamming_filter_is_pillows_where_its_weights_are_not_those_of_the_formula():
+    """33 x 15 to 3 x 4: one pixel in some ten thousand differed by 1."""
+    generator = np.random.default_rng(0)
+    noise = (Image.fromarray(generator.integers(0, 256, (33, 15, 3), dtype=np.uint8)) for _ in range(1500))
+    files = [encoded(image, quality=100, subsampling=0) for image in noise]
+    assert_pillows(files, [ops.Resize(height=3, width=4)], Resampling("hamming"))
+
+
 def test_many_random_crops_equal_those_of_the_whole_image():
     crop = [ops.RandomResizedCrop(16, 16, (0.01, 1.0), (0.3, 3.0))]
     for seed in range(12):
