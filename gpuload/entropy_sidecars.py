@@ -29,12 +29,11 @@ ROWS = 32  # images a task: 3 MB of photographs, 20 ms of work
 
 @dataclass(frozen=True)
 class Scans:
-    """images: how many were looked at; indexed: how many of them have seek points now; bytes: of the images. Others are
-    no JPEGs of a kind that has seek points, damaged, too small to profit, or there was nowhere to keep theirs."""
+    """images: how many were looked at; indexed: how many of them have seek points now. Others are no JPEGs of a kind
+    that has seek points, damaged, too small to profit, or there was nowhere to keep theirs."""
 
     images: int = 0
     indexed: int = 0
-    bytes: int = 0
 
 
 def index_scans(
@@ -43,7 +42,6 @@ def index_scans(
     options: Mapping[str, Any],
     *,
     rebuild: bool = False,
-    threads: int | None = None,
     on_bytes: Callable[[int], None] = lambda nbytes: None,
 ) -> Scans:
     """Make the sidecars that are missing or older than their shards, with `rebuild` all.
@@ -59,13 +57,12 @@ def index_scans(
     decoder = NativeDecoder(Resampling(), PillowDecoder(Resampling()))
     reader = reader_for(shards, storage_options=options)
     try:
-        with ThreadPoolExecutor(threads or default_threads()) as pool:
+        with ThreadPoolExecutor(default_threads()) as pool:
             for number, shard in enumerate(shards):
                 refs = table.images[table.images["file"] == number]
                 if rebuild or not _fresh(shard):
                     found = _walk(decoder, reader, pool, shards, refs, on_bytes)
-                    read = done.bytes + int(refs["length"].sum())
-                    done = Scans(done.images + len(refs), done.indexed + _keep(shard, found), read)
+                    done = Scans(done.images + len(refs), done.indexed + _keep(shard, found))
                 else:
                     on_bytes(int(refs["length"].sum()))
     finally:

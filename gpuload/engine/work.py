@@ -20,6 +20,7 @@ from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.run import finish_rows, store_rows
 from gpuload.core.batch import NEVER, BatchPlan, EncodedBatch, Target, TensorSpec
 from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_error
+from gpuload.core.geometry import GEOMETRY
 from gpuload.core.protocols import Decoder, Source
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
 from gpuload.engine.stats import Meter
@@ -72,6 +73,8 @@ class Filling:
     stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
     memory: Any = None  # device image memory on the fused path
     target: Target | None = None  # that memory as the decoder sees it
+    sizes: np.ndarray | None = None  # of all images, and the geometry that follows, where the headers were read ahead
+    geometry: np.ndarray | None = None
     finished: dict[int, Any] = field(default_factory=dict)  # row -> image on the per-sample path
     failures: dict[int, BaseException] = field(default_factory=dict)
 
@@ -137,10 +140,16 @@ class Work:
         except ValueError:  # an image that cannot have what the transform asks: decoding it says which
             return None
         width, height = geometry["window"][0, 2:].tolist()
+        filling.sizes, filling.geometry = sizes, np.zeros(len(filling.plan), GEOMETRY)
+        filling.geometry[good] = geometry
         return spec.of_size(height, width) if (geometry["window"][:, 2:] == (width, height)).all() else None
 
     def _geometry(self, filling: Filling, rows: Any, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
         picked = np.asarray(rows, np.int64)
+        if filling.geometry is not None and filling.sizes is not None:
+            known = filling.sizes[picked]
+            if np.array_equal(known[:, 0], widths) and np.array_equal(known[:, 1], heights):
+                return filling.geometry[picked]
         return params.resolve(self.augment.geometry, [u[picked] for u in filling.draws], widths, heights)
 
     def decode(self, filling: Filling, rows: range) -> None:
