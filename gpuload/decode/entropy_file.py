@@ -18,13 +18,11 @@ Owns the form, mappings and their lifetime. Which files there are, and learning,
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import hashlib
 import logging
 import os
 import struct
-import uuid
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -32,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.core.replacing import replacing
 from gpuload.kernels.seek_points import RECORD_VERSION, RECORD_VERSION_AT, fill_slots
 
 MAGIC = b"entropy\n"
@@ -119,18 +118,11 @@ _PROT_READ, _MAP_SHARED, _MAP_FAILED = 1, 1, ctypes.c_void_p(-1).value
 
 
 def replace_file(path: str, header: Header, parts: Sequence[bytes]) -> None:
-    """Header and parts under a temporary name, `header.size` bytes (a hole where they end), then renamed to `path`."""
-    temporary = os.path.join(os.path.dirname(path) or ".", f".gpuload-{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(header.to_bytes())
-            file.writelines(parts)
-            file.truncate(header.size)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    """Header and parts to `path` in one step, `header.size` bytes: a hole where they end."""
+    with replacing(path) as file:
+        file.write(header.to_bytes())
+        file.writelines(parts)
+        file.truncate(header.size)
 
 
 def write_sidecar(path: str, keys: np.ndarray, records: Sequence[bytes]) -> None:

@@ -8,17 +8,17 @@ index.py's and manifest.py's. Little-endian, arrays one after the other in the h
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import os
 import struct
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from gpuload.core.replacing import replacing
 
 MAGIC = b"gpuload\n"
 VERSION = 1
@@ -34,25 +34,16 @@ class Arrays:
 
 
 def write_arrays(path: str, content: Arrays) -> None:
-    """Write under a temporary name beside `path`, then rename: nobody ever reads half of it. Raises OSError."""
+    """Replace the file at `path` by these. Raises OSError."""
     shapes = [[name, _describe(array.dtype), len(array)] for name, array in content.arrays.items()]
     header = json.dumps({"meta": content.meta, "arrays": shapes}, separators=(",", ":")).encode()
     parts = [header, *(np.ascontiguousarray(array).tobytes() for array in content.arrays.values())]
     digest = _digest(parts)
-    folder = os.path.dirname(path) or "."
-    os.makedirs(folder, exist_ok=True)
-    # Not mkstemp, whose mode 0600 would hide a shared data set's index from everyone else.
-    temporary = os.path.join(folder, f".gpuload-{uuid.uuid4().hex}")
-    try:
-        with open(temporary, "xb") as file:
-            file.write(_PREFIX.pack(MAGIC, VERSION, len(header), digest))
-            for part in parts:
-                file.write(part)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+    os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    with replacing(path) as file:
+        file.write(_PREFIX.pack(MAGIC, VERSION, len(header), digest))
+        for part in parts:
+            file.write(part)
 
 
 def read_arrays(path: str) -> Arrays | None:
