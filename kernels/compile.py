@@ -1,9 +1,10 @@
 """How a kernel becomes machine code for the CPU: compiled once for its signatures, kept on disk, never stale.
 
 Numba's own cache looks only at the file in which a function stands: it serves old machine code after a callee in
-another file was edited, and ignores the bounds-check switch. Here the cache directory's name is a hash of every
-kernel source, of Numba's, llvmlite's and NumPy's versions, the processor and the flags; where nothing is
-writable, kernels are compiled in memory. Owns that directory; leaves the kernels to their files.
+another file was edited, and ignores the bounds-check switch. Here a kernel file has a cache directory whose name is a
+hash of that source and of all kernel sources that it imports, of Numba's, llvmlite's and NumPy's versions, the
+processor and the flags; where nothing is writable, kernels are compiled in memory. Owns those directories; leaves the
+kernels to their files.
 
 Compile before threads start: Numba imports a kernel's module while it unpickles, and a thread that waits for
 that import's lock would wait for a caller that waits for the thread.
@@ -11,6 +12,7 @@ that import's lock would wait for a caller that waits for the thread.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import logging
 import os
@@ -28,12 +30,30 @@ import numpy as np
 from llvmlite import binding as llvm
 from numba.core import caching
 
+_PACKAGE = "gpuload.kernels"
+
+
+def sources_of(name: str) -> list[Path]:
+    """The kernel file of this name and every kernel file that it imports, at any depth and anywhere in it, sorted."""
+    folder, found, left = Path(__file__).parent, set[Path](), [name]
+    while left:
+        path = folder / f"{left.pop()}.py"
+        if path in found or not path.is_file():
+            continue
+        found.add(path)
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.ImportFrom) and node.module == _PACKAGE:
+                left.extend(alias.name for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith(_PACKAGE + "."):
+                left.append(str(node.module).rsplit(".", 1)[-1])
+    return sorted(found)
+
 
 @cache
-def cache_directory() -> Path:
-    """Where this version of the kernels keeps its machine code, for this processor and these versions."""
+def cache_directory(name: str) -> Path:
+    """Where this version of a kernel file keeps its machine code, for this processor and these versions."""
     digest = hashlib.sha256()
-    for source in sorted(Path(__file__).parent.rglob("*.py")):
+    for source in sources_of(name):
         digest.update(source.name.encode() + source.read_bytes())
     config: Any = numba.config
     flags = (config.BOUNDSCHECK, config.OPT, config.DEBUG, config.ENABLE_AVX)
@@ -43,7 +63,11 @@ def cache_directory() -> Path:
     if home.startswith("~"):  # a user without a home, as containers have them
         home = tempfile.gettempdir()
     base = Path(os.environ.get("XDG_CACHE_HOME") or home)
-    return base / "gpuload" / "kernels" / digest.hexdigest()[:20]
+    return base / "gpuload" / "kernels" / f"{name}-{digest.hexdigest()[:20]}"
+
+
+def _name_of(function: Callable[..., Any]) -> str:
+    return function.__module__.rsplit(".", 1)[-1]
 
 
 class _Patience:
@@ -54,12 +78,12 @@ class _Patience:
     def __init__(self) -> None:
         self._spent_s, self._told = 0.0, False
 
-    def spent(self, seconds: float) -> None:
+    def spent(self, seconds: float, kept: Path) -> None:
         self._spent_s += seconds
         if self._spent_s > self.AFTER_S and not self._told:
             self._told = True
             logging.getLogger("gpuload").warning(
-                "compiling gpuload's kernels for this processor, once: half a minute; kept in %s", cache_directory()
+                "compiling gpuload's kernels for this processor, once: half a minute; kept in %s", kept.parent
             )
 
 
@@ -68,7 +92,7 @@ _patience = _Patience()
 
 class _Locator(caching._CacheLocator):  # type: ignore[misc]
     def __init__(self, function: Callable[..., Any]):
-        self._module = function.__module__.rsplit(".", 1)[-1]
+        self._directory = cache_directory(_name_of(function))
         self._line = function.__code__.co_firstlineno
 
     @classmethod
@@ -76,13 +100,13 @@ class _Locator(caching._CacheLocator):  # type: ignore[misc]
         return cls(py_func)
 
     def get_cache_path(self) -> str:
-        return str(cache_directory())
+        return str(self._directory)
 
     def get_source_stamp(self) -> str:
-        return cache_directory().name
+        return self._directory.name
 
     def get_disambiguator(self) -> str:
-        return f"{self._module}-{self._line}"
+        return str(self._line)
 
 
 class _Implementation(caching.CompileResultCacheImpl):  # type: ignore[misc]
@@ -137,7 +161,7 @@ def kernel(signatures: Iterable[Any]) -> Callable[[Callable[..., Any]], Any]:
             dispatcher.compile(signature)
         dispatcher.disable_compile()
         if dispatcher.stats.cache_misses:
-            _patience.spent(time.perf_counter() - began)
+            _patience.spent(time.perf_counter() - began, cache_directory(_name_of(function)))
         return dispatcher
 
     return decorate

@@ -30,7 +30,7 @@ RUN = """
 from gpuload.kernels.compile import cache_directory
 from gpuload.kernels.total import total
 import numpy as np
-print(total(np.arange(5.0)), total(np.arange(5)), sum(total._cache_hits.values()), cache_directory(), sep="\\n")
+print(total(np.arange(5.0)), total(np.arange(5)), sum(total._cache_hits.values()), cache_directory("total"), sep="\\n")
 """
 
 
@@ -78,6 +78,9 @@ def test_a_second_process_compiles_nothing_until_sources_or_flags_change(house: 
     (house / "gpuload" / "kernels" / "term.py").write_text(TERM.format(factor=3))  # a callee in another file
     third = run(house, tmp_path / "cache")
     assert (third.sums, third.hits) == ((30.0, 30), 0) and third.directory != first.directory
+
+    (house / "gpuload" / "kernels" / "stranger.py").write_text("UNUSED = 1\n")  # what `total` doesn't import
+    assert run(house, tmp_path / "cache").hits == 2
 
     checked = run(house, tmp_path / "cache", NUMBA_BOUNDSCHECK="1")  # other code of the same sources
     assert (checked.sums, checked.hits) == ((30.0, 30), 0) and checked.directory != third.directory
