@@ -126,6 +126,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             held, self._held = self._held, None
             raise held
         self.record.ended()
+        self._wiring.engine.work.device.settle()
         self._flow.check_delivered()
         raise StopIteration
 

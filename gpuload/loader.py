@@ -99,6 +99,8 @@ class DataLoader(TorchDataLoader[T_co]):
     entropy_index: seek points into JPEGs, by which a crop is decoded without what stands before it: "learn" (those of
         `gpuload index` and `pack`, and what first epochs leave in the cache directory), "read" (leave nothing), "off".
         Pixels are the same.
+    max_device_bytes: GPU memory, beside the batches, in which JPEGs are decoded there. Those that have no seek points
+        yet or need more of it are decoded on the CPU, with the same pixels; 0: all are.
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
     seed, order: gpuload's own order, "shuffle" or "sequential", and augmentation, as a function of
@@ -137,6 +139,7 @@ class DataLoader(TorchDataLoader[T_co]):
         decoder: str = "auto",
         fidelity: str = "exact",
         entropy_index: str = "learn",
+        max_device_bytes: int = config.MAX_DEVICE_BYTES,
         on_error: str = "raise",
         seed: int | None = None,
         order: str | None = None,
@@ -151,6 +154,7 @@ class DataLoader(TorchDataLoader[T_co]):
             accelerate=accelerate,
             seed=seed,
             order=order,
+            max_device_bytes=max_device_bytes,
         )
         _check_formats(device, dtype, memory_format)
         auto = isinstance(num_workers, Automatic)
@@ -189,6 +193,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self.prefetch_factor = AUTO_DEPTH
         self.device, self.dtype, self.memory_format = device, dtype, memory_format
         self.decoder, self.fidelity, self.entropy_index = decoder, fidelity, entropy_index
+        self.max_device_bytes = max_device_bytes
         self.on_error, self.accelerate, self.progress = on_error, accelerate, progress
         self.seed, self.order = seed, order
         self.epoch = 0

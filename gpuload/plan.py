@@ -29,6 +29,7 @@ class LoaderPlan:
     runs, what comes out), in order. notes: what is worth knowing. The rest is None on torch's path.
     spec: the images of a batch where they are stored directly; None where samples are finished one by one, as are those
     of a batch whose images differ in size.
+    on_gpu: the decoder runs on the GPU, where batches are delivered to one.
     ignored: arguments of gpuload's own that were given and do nothing on torch's path.
     """
 
@@ -40,6 +41,7 @@ class LoaderPlan:
     augment: AugmentPlan | None = None
     spec: TensorSpec | None = None
     decoder: str = ""
+    on_gpu: bool = False
     threads: int = 0
     ignored: tuple[str, ...] = ()
 
@@ -90,6 +92,7 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
         spec = None
     threads = loader.decode_threads
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
+    on_gpu = spec is not None and gpu_decodes(loader, augment, decoder)
     steps = [
         ("order", "the caller's thread", f"ids from {type(loader._index_sampler).__name__}"),
         ("read", "fetch threads" if threads else where, "encoded bytes"),
@@ -109,7 +112,11 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
     if loader.fidelity == "fast" and (decoder != "native" or not native_resize(augment)):
         whose = f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors or by this filter"
         notes += (f'fidelity="fast" does nothing with {whose}',)
-    return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, threads)
+    if on_gpu and loader.device != "cpu":
+        which = "JPEGs whose seek points are known" if decoder == "native" else "JPEGs"
+        how = "; a first epoch, or `gpuload index`, makes them known" if decoder == "native" else ""
+        notes += (f"{which} are decoded and transformed on the GPU that batches go to, if any{how}",)
+    return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, on_gpu, threads)
 
 
 def choose_decoder(asked: str, resampling: Resampling) -> str:
@@ -123,6 +130,14 @@ def choose_decoder(asked: str, resampling: Resampling) -> str:
         if reason := dali.unsupported(resampling):
             raise ConfigError(f'decoder="dali": {reason}. Pass decoder="native"')
     return "native" if asked == "auto" else asked
+
+
+def gpu_decodes(loader: Any, augment: AugmentPlan, decoder: str) -> bool:
+    """Whether images that go into the batch directly may be decoded on a GPU."""
+    if decoder != "native" or not loader.max_device_bytes:
+        return decoder == "dali" and loader.max_device_bytes > 0
+    resized = native_resize(augment) and augment.resampling.interpolation != "lanczos"
+    return loader.entropy_index != "off" and (resized or not augment.resizes)
 
 
 def native_resize(augment: AugmentPlan) -> bool:

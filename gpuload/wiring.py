@@ -7,6 +7,7 @@ Owns the choice of implementations and when an engine can serve another epoch. W
 from __future__ import annotations
 
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -14,7 +15,8 @@ import torch
 
 from gpuload.collate import DirectCollate, SampleCollate
 from gpuload.core.batch import TensorSpec
-from gpuload.core.protocols import Decoder, Source
+from gpuload.core.errors import ConfigError, GpuloadError, MissingDependencyError
+from gpuload.core.protocols import Decoder, Launcher, Source
 from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
 from gpuload.device.cuda import make_device, resolve
@@ -41,7 +43,11 @@ class Wiring:
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
         threads = plan.threads
         try:
-            decoder = _decoder(loader, plan, source, threads=max(1, threads), rows=rows)
+            launcher = _launcher(loader, plan, device)
+            device_bytes = loader.max_device_bytes if launcher is not None else 0
+            decoder = _decoder(
+                loader, plan, source, device, threads=max(1, threads), rows=rows, device_bytes=device_bytes
+            )
         except BaseException:
             source.close()
             raise
@@ -52,7 +58,7 @@ class Wiring:
             source=source,
             augment=plan.augment,
             decoder=decoder,
-            device=make_device(device, keep=self.depth + 2, pinned=pinned),
+            device=make_device(device, keep=self.depth + 2, pinned=pinned, launcher=launcher),
             spec=plan.spec,
             stack=DirectCollate(source),
             collate=SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
@@ -88,7 +94,7 @@ def _identity(loader: Any) -> tuple[Any, ...]:
     """What else, beside the plan, an engine is made of. Held strongly, so that no id is used twice."""
     dataset = loader.dataset
     settings = (loader.device, loader.on_error, loader.depth, loader.pin_memory, loader.fidelity, loader.entropy_index)
-    return (_Same(dataset), _Same(loader.collate_fn), *settings)
+    return (_Same(dataset), _Same(loader.collate_fn), *settings, loader.max_device_bytes)
 
 
 def _image_memory(dtype: str, height: int, width: int) -> ImageMemory:
@@ -110,7 +116,29 @@ class _Same:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _decoder(loader: Any, plan: LoaderPlan, source: Source, *, threads: int, rows: int) -> Decoder:
+def _launcher(loader: Any, plan: LoaderPlan, device: torch.device) -> Callable[[int], Launcher] | None:
+    """What runs the GPU's kernels; None where the plan has none, or they can't run and device="auto" allows it."""
+    if device.type != "cuda" or not plan.on_gpu:
+        return None
+    from gpuload.decode.launching import launcher_on
+
+    try:
+        return launcher_on(device.index or 0, int((torch.version.cuda or "0").split(".")[0]))
+    except MissingDependencyError as error:
+        _on_the_cpu(loader, error)
+        return None
+
+
+def _on_the_cpu(loader: Any, error: GpuloadError) -> None:
+    """What becomes of a GPU that cannot decode: an error where it was asked for, else said and counted as the CPU's."""
+    if loader.device != "auto":
+        raise error
+    warnings.warn(f"the CPU decodes, since {error}", stacklevel=7)
+
+
+def _decoder(
+    loader: Any, plan: LoaderPlan, source: Source, device: torch.device, *, threads: int, rows: int, device_bytes: int
+) -> Decoder:
     assert plan.augment is not None
     resampling = plan.augment.resampling
     pillow = PillowDecoder(resampling, plan.augment.resize)
@@ -124,7 +152,23 @@ def _decoder(loader: Any, plan: LoaderPlan, source: Source, *, threads: int, row
         index = None
         if loader.entropy_index != "off":
             index = EntropyIndex(source.sidecars(), learn=loader.entropy_index == "learn")
-        return NativeDecoder(resampling, pillow, plan.augment.resize, index, fidelity=loader.fidelity)
+        return NativeDecoder(
+            resampling, pillow, plan.augment.resize, index, fidelity=loader.fidelity, device_bytes=device_bytes
+        )
+    if device_bytes:
+        from gpuload.decode.dali_gpu import DaliGpuDecoder  # here: what it stores with takes 0.4 s to load
+        from gpuload.decode.dali_probe import dali_settings
+
+        number = device.index or 0
+        try:
+            settings = dali_settings(number, threads)
+        except ConfigError as error:
+            _on_the_cpu(loader, error)
+        else:
+            return DaliGpuDecoder(
+                threads=threads, resampling=resampling, max_rows=rows, device_bytes=device_bytes, settings=settings,
+                device_id=number, fallback=pillow,
+            )  # fmt: skip
     return DaliDecoder(threads=threads, resampling=resampling, max_rows=rows, fallback=pillow)
 
 

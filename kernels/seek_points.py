@@ -27,18 +27,14 @@ Source of XXH64: the xxHash specification, version 0.1.1; the record is our own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numba
 import numpy as np
+from gpuload.kernels.array_at import bytes_at
 from gpuload.kernels.compile import kernel
 from gpuload.kernels.entropy import BIT, BYTE, PREDICTOR
 from gpuload.kernels.simd import inner
-from llvmlite import ir
-from numba import types
-from numba.extending import intrinsic
-from numba.np.arrayobj import populate_array
 
 FINEST_SPACING = 4
 """MCUs from point to point where the bytes allow it; a caller's `points` need a row for every 4 MCUs, rounded up.
@@ -116,21 +112,6 @@ def unpack_reference(record: bytes, scan_start: int) -> np.ndarray:
 
 # Numba compiles a function anew for every constant that it is called with: what takes some is spelled out in place.
 _inlined = numba.njit(nogil=True, error_model="numpy", _nrt=False, inline="always")
-
-
-@intrinsic
-def bytes_at(typingctx: Any, address: Any, length: Any) -> Any:
-    """The memory at an address (int64) as a read-only array of bytes; it belongs to others."""
-    kind = types.Array(types.uint8, 1, "C", readonly=True)
-
-    def generate(context: Any, builder: ir.IRBuilder, signature: Any, values: Sequence[ir.Value]) -> Any:
-        array = context.make_array(kind)(context, builder)
-        one = context.get_constant(types.intp, 1)
-        pointer = builder.inttoptr(values[0], array.data.type)
-        populate_array(array, data=pointer, shape=[values[1]], strides=[one], itemsize=one, meminfo=None)
-        return array._getvalue()
-
-    return kind(types.int64, types.int64), generate
 
 
 @inner

@@ -105,6 +105,7 @@ USUAL: dict[str, Any] = {
     "accelerate": True,
     "seed": None,
     "order": None,
+    "max_device_bytes": 0,
 }
 
 
@@ -119,6 +120,8 @@ USUAL: dict[str, Any] = {
         ("order", "random", 'order must be "shuffle", "sequential" or None, got \'random\''),
         ("seed", 1.5, "seed must be an int or None, got 1.5"),
         ("seed", True, "seed must be an int or None, got True"),
+        ("max_device_bytes", -1, "max_device_bytes must be a number of bytes, 0 for none, got -1"),
+        ("max_device_bytes", "1G", "max_device_bytes must be a number of bytes, 0 for none, got '1G'"),
     ],
 )
 def test_wrong_arguments_are_named_with_what_they_take(argument: str, value: Any, told: str):

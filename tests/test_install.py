@@ -20,7 +20,7 @@ import gpuload
 
 ROOT = Path(__file__).resolve().parent.parent
 SITE = sysconfig.get_paths()["purelib"]
-KEPT = (".py", ".cu")
+KEPT = (".py", ".cu", ".cuh")
 PACKAGING = ("pyproject.toml", "README.md", "LICENSE", "gpuload", "kernels")
 
 

@@ -51,6 +51,11 @@ class AugmentPlan:
                 size = (op.width, op.height) if op.width is not None and op.height is not None else None
         return size
 
+    @property
+    def resizes(self) -> bool:
+        """Whether images are resampled."""
+        return any(isinstance(op, (RandomResizedCrop, Resize)) for op in self.geometry)
+
     def tensor_spec(self, channels_last: bool) -> TensorSpec | None:
         """The image's part of a batch where nothing runs per sample, else None; open where images differ in size."""
         if self.table is None or self.rest is not None:

@@ -119,13 +119,27 @@ class Target:
         return np.ascontiguousarray(self.table)[..., None].view(np.uint8)
 
 
+@dataclass(frozen=True)
+class DeviceOutput:
+    """Where a batch's images go on the device: the address of element (0, 0, 0, 0), an image's sizes, strides in bytes.
+
+    strides: of an image, a channel, a row, a column.
+    """
+
+    address: int
+    height: int
+    width: int
+    strides: tuple[int, int, int, int]
+
+
 @dataclass
 class DecodedRows:
     """E. Pixels of some rows of a batch, geometry applied except for the flips.
 
     rows: the rows of the batch. images: for each, uint8 (h, w, 3), any strides, or None. stored: the places (in rows)
-    of those that the decoder put into the batch itself, flips and all. geometry: GEOMETRY (len(rows),). failures: row
-    -> error. decoders: how many images each decoder took.
+    of those that the decoder put into the batch itself, flips and all. staged: what it left for the device, if it has
+    one; those rows count as stored. geometry: GEOMETRY (len(rows),). failures: row -> error. decoders: how many images
+    each decoder took.
     """
 
     rows: range
@@ -134,3 +148,4 @@ class DecodedRows:
     failures: dict[int, BaseException] = field(default_factory=dict)
     decoders: dict[str, int] = field(default_factory=dict)
     stored: set[int] = field(default_factory=set)
+    staged: Any = None

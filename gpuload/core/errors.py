@@ -33,6 +33,14 @@ class EpochCancelledError(GpuloadError, RuntimeError):
     """A batch was asked of an iterator whose work was cancelled (closed, or inherited over a fork)."""
 
 
+class DeviceMemoryError(GpuloadError, RuntimeError):
+    """The GPU has no room for a batch, though no other waits to be taken."""
+
+
+class DeviceError(GpuloadError, RuntimeError):
+    """The GPU refused work, or is lost; the message holds what CUDA said."""
+
+
 class ShardError(GpuloadError):
     """A shard cannot be read or is not what it should be.
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from gpuload.core.batch import NEVER, DecodedRows, EncodedBatch, Target
+from gpuload.core.batch import NEVER, DecodedRows, DeviceOutput, EncodedBatch, Target
 
 Resolve = Callable[[Sequence[int] | np.ndarray, np.ndarray, np.ndarray], np.ndarray]
 """(rows of the batch, widths, heights) -> GEOMETRY (len(rows),). Pure: any thread, any number of times.
@@ -59,6 +59,37 @@ class RangeReader(Protocol):
     def close(self) -> None: ...
 
 
+class Launcher(Protocol):
+    """Runs a kernel once for each of `items`, on the device, in order behind what it launched before."""
+
+    def launch(self, name: str, items: int, *arguments: int) -> None: ...
+
+
+class DeviceJob(Protocol):
+    """E, F. What a decoder left of a batch for the device, as one piece of work. Any thread, once.
+
+    rows: int64 (k,), the rows of the batch that it makes. The device gives it upload_bytes of page-locked memory to
+    `write` to, copies them, and gives `launch` the address of the copy, and that of scratch_bytes which nobody else
+    uses before the launched work is done. status: where in that scratch memory k int32 are then, 0 for each image that
+    is right.
+    """
+
+    rows: np.ndarray
+
+    @property
+    def upload_bytes(self) -> int: ...
+
+    @property
+    def scratch_bytes(self) -> int: ...
+
+    @property
+    def status(self) -> slice: ...
+
+    def write(self, upload: np.ndarray) -> None: ...
+
+    def launch(self, launcher: Launcher, upload: int, scratch: int, output: DeviceOutput) -> None: ...
+
+
 class Decoder(Protocol):
     """E. Encoded bytes to pixels, geometry applied except for the flips. Thread-safe.
 
@@ -93,3 +124,11 @@ class Decoder(Protocol):
         ...
 
     def close(self) -> None: ...
+
+
+class DeviceDecoder(Decoder, Protocol):
+    """A decoder that may leave rows for the device."""
+
+    def device_job(self, staged: Sequence[Any], places: np.ndarray, target: Target) -> DeviceJob:
+        """What `decode` staged of a batch's rows, in their order. places: int64, where each row goes in the batch."""
+        ...

@@ -12,7 +12,7 @@ Equal to Pillow: tests/decode/test_native.py, over all samplings, crops and filt
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -23,9 +23,11 @@ from gpuload.core.batch import NEVER, DecodedRows, EncodedBatch, Target
 from gpuload.core.errors import EpochCancelledError
 from gpuload.core.geometry import GEOMETRY, Resampling
 from gpuload.core.protocols import Decoder, Resolve
+from gpuload.decode.device_job import DeviceJob, Staged
 from gpuload.decode.entropy_index import NO_TABLES, EntropyIndex
 from gpuload.decode.fallback import decode_rest
 from gpuload.decode.pillow import cut
+from gpuload.decode.staging import Stager
 from gpuload.kernels import decode_jpeg as kernels
 from gpuload.kernels import huffman, resample
 from gpuload.kernels import jpeg_header as jpeg
@@ -36,6 +38,7 @@ TASK_BYTES = 512 << 10  # encoded: 5 photographs, some 3 ms of work
 TASK_ROWS = (8, 64)  # at least and at most: a task costs some 150 us of Python, and a batch must be shared out
 MOST_PIXELS = 1 << 26  # larger images go to Pillow, which has a limit of its own; the kernels count in 32 bits
 FROM_POINTS = "native, from seek points"  # how those images are counted whose scan was not walked from its start
+ON_THE_GPU = "native, on the GPU"
 RECORD_SHARE = 50  # of a file's bytes one in so many is what its seek points may take: 2%
 KEPT_BYTES = 256 << 20  # scratch memory kept, a thread; an image that needs more gives it back
 
@@ -98,7 +101,8 @@ class NativeDecoder:
 
     fallback: takes what they don't. resize: as PillowDecoder's. index: where seek points are found and, if it learns,
     kept; pixels are the same without. fidelity: "exact", or "fast": crops that become much smaller are decoded at a
-    fraction of their size (kernels/decode_scaled.py).
+    fraction of their size (kernels/decode_scaled.py). device_bytes: not 0: what can be
+    is left to a GPU, on which an image may take so many bytes while it is decoded.
     """
 
     name = "native"
@@ -111,6 +115,7 @@ class NativeDecoder:
         index: EntropyIndex | None = None,
         *,
         fidelity: str = "exact",
+        device_bytes: int = 0,
     ):
         self._resampling, self._fallback, self._resize = resampling, fallback, resize
         self._kind = _KINDS.get(resampling.interpolation) if resize is None else None
@@ -122,6 +127,11 @@ class NativeDecoder:
 
             self._kernels.append(decode_scaled_images)
         self._fill = np.array(resampling.fill, np.int64)
+        self._device_bytes = device_bytes
+        self._stager = None
+        if device_bytes and index is not None:
+            rule = self._rule if self._rule is not None else weights.HORIZONTAL_FIRST
+            self._stager = Stager(self._kind or weights.BILINEAR, rule, index, most_bytes=device_bytes)
         self._memory = _Memory()
 
     def callers(self, threads: int) -> int:
@@ -156,6 +166,8 @@ class NativeDecoder:
         if self._rule is None and resampled.any():
             self._resize_apart(headers, ours, out, stop)
         elif target is not None:
+            if self._stager is not None and len(ours):
+                ours = self._leave_to_device(self._stager, headers, ours, out, target, stop)
             self._store(headers, ours, out, target, stop)
         else:
             for place in ours.tolist():
@@ -187,6 +199,36 @@ class NativeDecoder:
             stop=stop, index=self._index, out=out,
         )  # fmt: skip
         out.stored.update(np.flatnonzero(status == kernels.DONE).tolist())
+
+    def _leave_to_device(
+        self,
+        stager: Stager,
+        headers: _Headers,
+        ours: np.ndarray,
+        out: DecodedRows,
+        target: Target,
+        stop: np.ndarray,
+    ) -> np.ndarray:
+        """Stage what the GPU can have; the places of the others."""
+        height, width = target.array.shape[2:]
+        staged = stager.stage(
+            *list(vars(headers).values())[:-1], ours=ours, jobs=jobs(out.geometry, headers.header),
+            first_row=out.rows.start, size=(height, width), stop=stop,
+        )  # fmt: skip
+        if not len(staged):
+            return ours
+        places = staged.rows - out.rows.start
+        out.staged = staged
+        out.stored.update(places.tolist())
+        out.decoders[ON_THE_GPU] = len(staged)
+        return np.setdiff1d(ours, places, assume_unique=True)
+
+    def device_job(self, staged: Sequence[Staged], places: np.ndarray, target: Target) -> DeviceJob:
+        """What was staged of a batch as one piece of work. places: int64, by row where it goes."""
+        kind = self._kind or weights.BILINEAR
+        return DeviceJob(
+            staged, places, table=target.table, fill=self._resampling.fill, kind=kind, most_bytes=self._device_bytes
+        )
 
     def _pixels(self, headers: _Headers, geometry: np.ndarray, out: DecodedRows, stop: np.ndarray) -> np.ndarray | None:
         """The window of one image, uint8 (h, w, 3), not flipped; None where it is the fallback's."""

@@ -1,10 +1,13 @@
-"""Batches on a GPU: copied from page-locked memory on the loader's own stream while the last step runs.
+"""Batches on a GPU: made there or copied there on the loader's own stream, while the last step runs.
 
-Owns the stream, the copies and their events. Three rules (tests/device/test_cuda.py):
+Owns the stream, the copies, what is launched, and their events. Rules (tests/device/test_cuda.py):
 1. The consumer's current stream waits for the batch's event before the batch is handed over; nothing waits on the host.
 2. Device memory is torch's, and `record_stream` ties it to the consumer's stream, so a freed batch is not
-   reused while that stream may still read it.
-3. Host memory under a copy is kept until the copy's event has happened.
+   reused while that stream may still read it. What only the loader's stream touches needs nothing: it is one stream.
+3. Host memory under a copy is kept until the copy's event has happened, also when the loader is gone by then.
+4. One copy takes all that a batch's job needs; rows that the CPU decoded follow, a copy a run of them.
+5. What the GPU says of the images that it decoded comes back by a copy on the same stream. It is judged when the batch
+   is handed over if the copy has happened by then, else as soon as it has: at the latest when the epoch ends.
 """
 
 from __future__ import annotations
@@ -12,34 +15,62 @@ from __future__ import annotations
 import os
 import threading
 import warnings
+import weakref
 from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
-from gpuload.core.batch import TensorSpec
-from gpuload.core.errors import ConfigError
+from gpuload.core.batch import DeviceOutput, TensorSpec
+from gpuload.core.errors import ConfigError, DeviceError, DeviceMemoryError
+from gpuload.core.protocols import DeviceJob, Launcher
 from gpuload.core.structure import map_leaves
-from gpuload.device.host import Device, HostDevice, ImageMemory, ImagePool, page_locked
+from gpuload.device.host import (
+    Device,
+    HostDevice,
+    ImageMemory,
+    ImagePool,
+    Judge,
+    image_bytes,
+    page_locked,
+    shaped_tensor,
+)
+from gpuload.device.memory import HostMemory
+from gpuload.device.placing import runs_of_others
 
 
 @dataclass(frozen=True)
 class _Sent:
-    """batch: with its tensors on the device, which are `copied`; ready once `event` has happened."""
+    """batch: with its tensors on the device, which are `here`; ready once `event` has happened."""
 
     batch: Any
-    copied: tuple[torch.Tensor, ...]
+    here: tuple[torch.Tensor, ...]
     event: Any
 
 
+@dataclass(frozen=True)
+class _Verdict:
+    """What came back of a job: status is valid once `event` has happened."""
+
+    event: Any
+    status: torch.Tensor
+    judge: Judge
+
+
 class TorchRuntime:
-    """What a CudaDevice asks of torch and the driver, for one GPU. tests/device/simulated.py stands for it without."""
+    """What a CudaDevice asks of torch and the driver, for one GPU. tests/device/simulated.py stands for it without.
+
+    launcher: given a stream's pointer, what runs kernels on it; None where no decoder stages anything.
+    """
 
     allocate = staticmethod(page_locked)
 
-    def __init__(self, device: torch.device):
-        self._device = device
+    def __init__(self, device: torch.device, launcher: Callable[[int], Launcher] | None = None):
+        self._device, self._launcher = device, launcher
 
     def new_stream(self) -> Any:
         return torch.cuda.Stream(device=self._device)
@@ -54,57 +85,190 @@ class TorchRuntime:
         event.record(stream)
         return event
 
+    def is_here(self, tensor: torch.Tensor) -> bool:
+        return tensor.device == self._device
+
+    def wait(self, event: Any) -> None:
+        """Until it has happened: on the host, so at the end of an epoch only."""
+        event.synchronize()
+
     def locked(self, host: torch.Tensor) -> torch.Tensor:
         return host if host.is_pinned() else host.pin_memory()
 
     def copy(self, host: torch.Tensor, stream: Any) -> torch.Tensor:
         """A page-locked tensor on the GPU, in memory of the stream's, copied when the stream comes to it."""
-        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+        with self._on(stream):
             return host.to(self._device, non_blocking=True)
+
+    def copy_into(self, target: torch.Tensor, source: torch.Tensor, stream: Any) -> None:
+        """Either way between a page-locked tensor and the GPU, or within the GPU."""
+        with self._on(stream):
+            target.copy_(source, non_blocking=True)
+
+    def empty(self, nbytes: int, stream: Any) -> torch.Tensor:
+        """uint8 (nbytes,) on the GPU, the stream's."""
+        with self._on(stream):
+            return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
+
+    def launch(
+        self, job: DeviceJob, upload: torch.Tensor, scratch: torch.Tensor, images: torch.Tensor, stream: Any
+    ) -> None:
+        """What the job launches, on the stream."""
+        assert self._launcher is not None
+        launcher = self._launcher(stream.cuda_stream)
+        job.launch(launcher, upload.data_ptr(), scratch.data_ptr(), output_of(images))
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
+
+    def _on(self, stream: Any) -> Any:
+        return torch.cuda.stream(stream)  # sets the stream's device too
+
+
+_Copying = deque[tuple[Any, list[Any]]]
+"""(event, what is read until it happens: memory under copies, and jobs, which may hold a decoder's), in order."""
+
+_LINGERING: deque[_Copying] = deque(maxlen=64)
+"""What was under way when its device was dropped: more than these few are long done."""
 
 
 class CudaDevice:
     """device="cuda:N"."""
 
-    def __init__(self, device: torch.device, *, keep: int, runtime: Any = None):
+    def __init__(self, device: torch.device, *, keep: int, runtime: Any):
         self.name = str(device)
-        self._runtime = runtime or TorchRuntime(device)
+        self._runtime = runtime
         self._images = ImagePool(keep=keep, allocate=self._runtime.allocate)
+        self._uploads = _Uploads(keep=keep, allocate=self._runtime.allocate)
         self._stream = self._runtime.new_stream()
-        self._copying: deque[tuple[Any, list[torch.Tensor]]] = deque()
+        self._copying: _Copying = deque()
+        weakref.finalize(self, _LINGERING.append, self._copying).atexit = False
+        self._verdicts: deque[_Verdict] = deque()
         self._lock = threading.Lock()  # several decode threads may finish batches at once
 
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory:
         return self._images.take(spec, rows)
 
+    def complete(
+        self, job: DeviceJob, memory: ImageMemory, spec: TensorSpec, keep: np.ndarray, judge: Judge
+    ) -> torch.Tensor:
+        upload = self._uploads.take(job.upload_bytes)
+        job.write(upload.numpy())
+        status = torch.from_numpy(self._uploads.take(job.status.stop - job.status.start).numpy())
+        runtime, stream = self._runtime, self._stream
+        with self._lock, self._wrapped():
+            self._let_go()
+            there = runtime.copy(upload, stream)
+            scratch = runtime.empty(job.scratch_bytes, stream)
+            images = shaped_tensor(runtime.empty(image_bytes(spec) * len(keep), stream), spec, len(keep))
+            runtime.launch(job, there, scratch, images, stream)
+            if len(status):
+                runtime.copy_into(status, scratch[job.status], stream)
+            kept: list[Any] = [job, upload, status]
+            for run in runs_of_others(job.rows, keep):
+                rows, places = (slice(start, start + run.count) for start in (run.row, run.place))
+                kept.append((images if run.from_batch else memory.tensor)[rows])
+                runtime.copy_into(images[places], kept[-1], stream)
+            event = runtime.recorded_event(stream)
+            self._copying.append((event, kept))
+            self._verdicts.append(_Verdict(event, status, judge))
+        return images
+
     def send(self, batch: Any) -> _Sent:
-        with self._lock:
-            while self._copying and self._copying[0][0].query():
-                self._copying.popleft()
-            kept: list[torch.Tensor] = []
-            copied: list[torch.Tensor] = []
+        with self._lock, self._wrapped():
+            self._let_go()
+            kept: list[Any] = []
+            here: list[torch.Tensor] = []
 
             def copy(leaf: Any) -> Any:
-                if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":  # the user's collate_fn sent it
+                if not isinstance(leaf, torch.Tensor):
+                    return leaf
+                if self._runtime.is_here(leaf):  # made by `complete`, or the user's collate_fn sent it
+                    here.append(leaf)
+                    return leaf
+                if leaf.device.type != "cpu":
                     return leaf
                 kept.append(self._runtime.locked(leaf))
-                copied.append(self._runtime.copy(kept[-1], self._stream))
-                return copied[-1]
+                here.append(self._runtime.copy(kept[-1], self._stream))
+                return here[-1]
 
             sent = map_leaves(copy, batch)
             event = self._runtime.recorded_event(self._stream)
             self._copying.append((event, kept))
-        return _Sent(sent, tuple(copied), event)
+        return _Sent(sent, tuple(here), event)
 
     def hand_over(self, sent: _Sent) -> Any:
+        self._judge(wait=False)
         current = self._runtime.current_stream()
         current.wait_event(sent.event)
-        for tensor in sent.copied:
+        for tensor in sent.here:
             self._runtime.record_stream(tensor, current)
         return sent.batch
+
+    def settle(self) -> None:
+        self._judge(wait=True)
+
+    def _judge(self, *, wait: bool) -> None:
+        """Tell what has come back. wait: for what has not, too: the last batches of an epoch, made long ago."""
+        while self._verdicts:
+            verdict = self._verdicts[0]
+            if wait:
+                self._runtime.wait(verdict.event)
+            elif not verdict.event.query():
+                return
+            self._verdicts.popleft()
+            verdict.judge(verdict.status.numpy().view(np.int32))
+
+    @contextmanager
+    def _wrapped(self) -> Iterator[None]:
+        """What torch and CUDA raise, as errors that say what to do."""
+        try:
+            yield
+        except torch.OutOfMemoryError as error:
+            raise DeviceMemoryError(
+                f"{self.name} has no room for the next batch, and none before it waits to be taken. Lower batch_size, "
+                f"max_device_bytes or what the model takes: {error}"
+            ) from error
+        except RuntimeError as error:
+            raise DeviceError(
+                f"{self.name} did not take a batch: {type(error).__name__}: {error}. An error of CUDA stays until the "
+                "process ends, and may be that of earlier work, the model's too: CUDA_LAUNCH_BLOCKING=1 shows whose"
+            ) from error
+
+    def _let_go(self) -> None:
+        """Of host memory under copies that have happened. Under the lock."""
+        for copying in (self._copying, *_LINGERING):
+            with suppress(IndexError):  # another device may see to the same lingering ones
+                while copying[0][0].query():
+                    copying.popleft()
+
+
+class _Uploads:
+    """Page-locked blocks for what is copied besides images: half as large again as the largest so far asked for."""
+
+    def __init__(self, *, keep: int, allocate: Callable[[int], np.ndarray]):
+        self._keep, self._allocate = keep, allocate
+        self._pool: HostMemory | None = None
+
+    def take(self, nbytes: int) -> torch.Tensor:
+        """uint8 (nbytes,), contents arbitrary."""
+        pool = self._pool
+        if pool is None or pool.nbytes < nbytes:  # as in ImagePool, the loser's block is dropped
+            pool = self._pool = HostMemory(nbytes * 3 // 2, keep=self._keep, allocate=self._allocate)
+        return torch.from_numpy(pool.take()[:nbytes])
+
+
+def output_of(images: torch.Tensor) -> DeviceOutput:
+    """Where a batch (n, 3, H, W) lies, whatever its layout."""
+    size = images.element_size()
+    n, c, y, x = (stride * size for stride in images.stride())
+    return DeviceOutput(images.data_ptr(), images.shape[2], images.shape[3], (n, c, y, x))
+
+
+_FORKED = (
+    "this process was forked from one that had used CUDA, and CUDA does not work here. Start it by "
+    'multiprocessing.get_context("spawn"), or make loaders before anything touches the GPU'
+)
 
 
 def resolve(device: Any) -> torch.device:
@@ -112,8 +276,11 @@ def resolve(device: Any) -> torch.device:
 
     Raises ConfigError for a GPU that is not there.
     """
+    forked = torch.cuda._is_in_bad_fork()
     if device == "auto":
-        if not torch.cuda.is_available():
+        if forked:
+            warnings.warn(f"batches go to the CPU: {_FORKED}", stacklevel=2)
+        if forked or not torch.cuda.is_available():
             return torch.device("cpu")
         device = "cuda"
     wanted = torch.device(device)
@@ -121,6 +288,8 @@ def resolve(device: Any) -> torch.device:
         return wanted
     if wanted.type != "cuda":
         raise ConfigError(f'device must be "auto", "cpu" or a CUDA device, got {device!r}')
+    if forked:
+        raise ConfigError(f"device={device!r} was asked for, but {_FORKED}")
     if not torch.cuda.is_available():
         raise ConfigError(
             f"device={device!r} was asked for, but torch finds no usable CUDA GPU. Check `nvidia-smi` and that torch "
@@ -139,8 +308,10 @@ def resolve(device: Any) -> torch.device:
     return torch.device("cuda", index)
 
 
-def make_device(device: torch.device, *, keep: int, pinned: bool) -> Device:
-    """The Device, with `keep` free blocks of image memory kept."""
+def make_device(
+    device: torch.device, *, keep: int, pinned: bool, launcher: Callable[[int], Launcher] | None = None
+) -> Device:
+    """The Device, with `keep` free blocks of image memory kept. launcher: as TorchRuntime's."""
     if device.type == "cuda":
-        return CudaDevice(device, keep=keep)
+        return CudaDevice(device, keep=keep, runtime=TorchRuntime(device, launcher))
     return HostDevice(keep=keep, pinned=pinned)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 
 from gpuload.core.batch import TensorSpec
+from gpuload.core.protocols import DeviceJob
 from gpuload.core.structure import map_leaves
 from gpuload.device.memory import HostMemory, pageable
 
@@ -32,6 +33,10 @@ class ImageMemory:
     tensor: torch.Tensor
 
 
+Judge = Callable[[np.ndarray], None]
+"""Told a job's status, int32 (k,)."""
+
+
 class Device(Protocol):
     """Where batches live. `name` is torch's, e.g. "cuda:0"."""
 
@@ -43,8 +48,22 @@ class Device(Protocol):
         """The finished host batch on its way; what comes out goes to `hand_over`. Loader's threads."""
         ...
 
+    def complete(
+        self, job: DeviceJob, memory: ImageMemory, spec: TensorSpec, keep: np.ndarray, judge: Judge
+    ) -> torch.Tensor:
+        """The images of a batch of which `job` makes some rows on the device. Only where a decoder staged some.
+
+        memory: the other rows, on the host. keep: the row at each place of the batch. judge: told each image's status
+        before the batch is used, or at the latest at the epoch's end; raises what the consumer gets.
+        """
+        ...
+
     def hand_over(self, sent: Any) -> Any:
         """The batch, ready for work on the consumer's current stream. Consumer's thread."""
+        ...
+
+    def settle(self) -> None:
+        """At the end of an epoch: everything that was completed is judged. Consumer's thread."""
         ...
 
 
@@ -72,12 +91,19 @@ def image_bytes(spec: TensorSpec) -> int:
 def shaped(memory: torch.Tensor, spec: TensorSpec, rows: int) -> ImageMemory:
     """`rows` images over a tensor of bytes: uint8 (rows * image_bytes(spec),)."""
     channels, height, width = spec.shape
-    tensor = memory.view(getattr(torch, spec.dtype))
     array = memory.numpy().view(_BITS[spec.dtype])
     if spec.channels_last:
-        order = (rows, height, width, channels)
-        return ImageMemory(array.reshape(order).transpose(0, 3, 1, 2), tensor.view(order).permute(0, 3, 1, 2))
-    return ImageMemory(array.reshape(rows, *spec.shape), tensor.view(rows, *spec.shape))
+        array = array.reshape(rows, height, width, channels).transpose(0, 3, 1, 2)
+    return ImageMemory(array.reshape(rows, *spec.shape), shaped_tensor(memory, spec, rows))
+
+
+def shaped_tensor(memory: torch.Tensor, spec: TensorSpec, rows: int) -> torch.Tensor:
+    """The same as a tensor alone, wherever the bytes are."""
+    channels, height, width = spec.shape
+    tensor = memory.view(getattr(torch, spec.dtype))
+    if spec.channels_last:
+        return tensor.view(rows, height, width, channels).permute(0, 3, 1, 2)
+    return tensor.view(rows, *spec.shape)
 
 
 class HostDevice:
@@ -101,8 +127,16 @@ class HostDevice:
     def send(self, batch: Any) -> Any:
         return map_leaves(_pinned, batch) if self._pinned else batch
 
+    def complete(
+        self, job: DeviceJob, memory: ImageMemory, spec: TensorSpec, keep: np.ndarray, judge: Judge
+    ) -> torch.Tensor:
+        raise NotImplementedError("nothing is staged for the host")
+
     def hand_over(self, sent: Any) -> Any:
         return sent
+
+    def settle(self) -> None:
+        pass
 
 
 def page_locked(nbytes: int) -> np.ndarray:

@@ -12,6 +12,8 @@ Owns the queue discipline. Rules:
    them. So the frames that are still running then, those of a task's outermost method and `_done`, have no such
    variable. Inline an error keeps its frames, for the debugger of whoever is there.
 6. A batch whose task gets no thread has that as its error: nobody waits for it.
+7. A batch for which the device has no room waits until an older one is taken, and from then on one less is let in; it
+   holds no thread meanwhile. Where none is older, that is its error.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
@@ -27,7 +29,7 @@ from functools import partial
 import numpy as np
 
 from gpuload.core.batch import BatchPlan
-from gpuload.core.errors import EpochCancelledError
+from gpuload.core.errors import DeviceMemoryError, EpochCancelledError
 from gpuload.engine.badsamples import forget_locals
 from gpuload.engine.threads import ThreadPool
 from gpuload.engine.work import Filling, Finished, Tally, Work
@@ -69,6 +71,7 @@ class Flow:
     _tally: Tally = field(default_factory=Tally)
     _planned: deque[BatchPlan] = field(default_factory=deque)
     _active: list[_InFlight] = field(default_factory=list)
+    _without_room: list[_InFlight] = field(default_factory=list)
     _change: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, plan: BatchPlan) -> None:
@@ -105,6 +108,7 @@ class Flow:
                 if batch is not None and batch.finished is not None:
                     self._active.remove(batch)
                     self._tally.add(batch.finished)
+                    waiting, self._without_room = self._without_room, []
                     break
                 if not self._active and not self._planned:
                     raise IndexError("take from a flow without outstanding batches")
@@ -112,6 +116,8 @@ class Flow:
                 if left is not None and left <= 0:
                     raise WaitTimeoutError
                 self._change.wait(left)
+        for other in waiting:
+            self.decoders.submit(partial(self._decode, other, range(0)), rank=other.rank)
         self._admit()
         assert batch.finished is not None
         return batch.finished
@@ -127,6 +133,7 @@ class Flow:
             self._stop[0] = 1
             self._planned.clear()
             self._active.clear()
+            self._without_room.clear()
             self.nbytes = 0
             self._change.notify_all()
 
@@ -198,11 +205,28 @@ class Flow:
         filling = batch.filling
         if self.cancelled or filling is None:  # an error in other rows has ended the batch
             return None
-        self.work.decode(filling, rows)
+        if rows or not len(batch.plan):
+            self.work.decode(filling, rows)
         with self._change:
             batch.rows_left -= len(rows)
             last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
-        return self.work.finish(filling) if last else None
+        if not last:
+            return None
+        try:
+            return self.work.finish(filling)
+        except DeviceMemoryError:
+            if not self._postponed(batch):
+                raise
+            return None
+
+    def _postponed(self, batch: _InFlight) -> bool:
+        """Whether a batch for which the device has no room waits for an older one to be taken."""
+        with self._change:
+            if self.cancelled or not any(other.rank < batch.rank for other in self._active):
+                return False
+            self.depth = max(1, self.depth - 1)
+            self._without_room.append(batch)
+            return True
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
         self._settle(batch, finished)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -21,7 +21,8 @@ from gpuload.augment.run import finish_rows, store_rows
 from gpuload.core.batch import NEVER, BatchPlan, EncodedBatch, Target, TensorSpec
 from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_error
 from gpuload.core.geometry import GEOMETRY
-from gpuload.core.protocols import Decoder, Source
+from gpuload.core.protocols import Decoder, DeviceDecoder, Source
+from gpuload.device.placing import first_places
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
 from gpuload.engine.stats import Meter
 
@@ -71,12 +72,15 @@ class Filling:
     encoded: EncodedBatch
     draws: tuple[np.ndarray, ...]
     stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
-    memory: Any = None  # device image memory on the fused path
+    spec: TensorSpec | None = None  # the batch's, on the fused path
+    memory: Any = None  # device image memory there
     target: Target | None = None  # that memory as the decoder sees it
     sizes: np.ndarray | None = None  # of all images, and the geometry that follows, where the headers were read ahead
     geometry: np.ndarray | None = None
+    staged: list[Any] = field(default_factory=list)  # what the decoder left for the device, task by task
     finished: dict[int, Any] = field(default_factory=dict)  # row -> image on the per-sample path
     failures: dict[int, BaseException] = field(default_factory=dict)
+    keep: np.ndarray | None = None  # the row at each place of what is delivered, once bad rows were told of
 
 
 @dataclass(frozen=True)
@@ -125,7 +129,7 @@ class Work:
         spec = self._common_size(filling, self.spec) if self.spec is not None and self.spec.open else self.spec
         if spec is not None:
             assert self.augment.table is not None
-            filling.memory = self.device.image_memory(spec, len(plan))
+            filling.spec, filling.memory = spec, self.device.image_memory(spec, len(plan))
             filling.target = Target(filling.memory.array, self.augment.table)
         return filling
 
@@ -159,6 +163,8 @@ class Work:
         decoded = self.decoder.decode(filling.encoded, rows, resolve, filling.target, filling.stop)
         if filling.target is not None:
             store_rows(filling.target, decoded)
+            if decoded.staged is not None:
+                filling.staged.append(decoded.staged)
         else:
             filling.finished.update(finish_rows(self.augment, decoded, filling.plan.keys, self.tensor))
         filling.failures.update(decoded.failures)
@@ -169,8 +175,22 @@ class Work:
         self.meters.decode.add(items=len(rows), nbytes=nbytes, busy_s=time.perf_counter() - began)
 
     def finish(self, filling: Filling) -> Finished:
-        """G. All rows are there: apply the policy to bad ones, collate, send on its way."""
+        """G. All rows are there: apply the policy to bad ones, collate, send on its way.
+
+        Raises DeviceMemoryError where the device has no room for the batch; it may be called again later.
+        """
+        if filling.keep is None and (ended := self._apply_policy(filling)) is not None:
+            return ended
         began = time.perf_counter()
+        plan, keep = filling.plan, filling.keep
+        assert keep is not None
+        collate = self.collate if filling.memory is None else self.stack
+        sent = self.device.send(collate(self._images(filling, keep), filling.encoded, keep, plan))
+        self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
+        return Finished(plan.number, len(keep), sent)
+
+    def _apply_policy(self, filling: Filling) -> Finished | None:
+        """Tell of bad rows and set filling.keep; or, where no batch comes of it, what stands in its place."""
         plan = filling.plan
         errors = self._named(filling)
         # Without memory or files good samples fail too: leaving them out would pass for a smaller data set.
@@ -189,14 +209,19 @@ class Work:
             forget_frames(error)
         if lost:
             return Finished(plan.number, 0, empty=True)
-        collate = self.collate if filling.memory is None else self.stack
-        sent = self.device.send(collate(self._images(filling, keep), filling.encoded, keep, plan))
-        self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
-        return Finished(plan.number, len(keep), sent)
+        filling.keep = keep
+        return None
 
     def _images(self, filling: Filling, keep: np.ndarray) -> Any:
         if filling.memory is None:
             return [filling.finished[row] for row in keep.tolist()]
+        if filling.staged:
+            assert filling.target is not None and filling.spec is not None
+            places = first_places(keep, len(filling.plan))
+            staged = sorted(filling.staged, key=lambda part: int(part.rows[0]))  # tasks end in any order
+            job = cast(DeviceDecoder, self.decoder).device_job(staged, places, filling.target)
+            judge = partial(self._judge, job.rows, filling.plan)
+            return self.device.complete(job, filling.memory, filling.spec, keep, judge)
         array = filling.memory.array
         for place, row in enumerate(keep.tolist()):  # `skip` moves rows down, in order: each before it is overwritten
             if place != row:
@@ -207,9 +232,23 @@ class Work:
         named = []
         for row in sorted(filling.failures):
             cause = filling.failures[row]
-            sample = filling.plan.ids.tolist()[row]
-            shard, key = self.source.name(sample)
-            error = sample_error(shard, sample, key, cause)
+            error = sample_error(*self._located(filling.plan.ids.tolist()[row]), cause)
             error.__cause__ = cause
             named.append(error)
         return named
+
+    def _located(self, sample: Any) -> tuple[str, Any, str]:
+        """(shard, sample, key), as SampleError takes them."""
+        shard, key = self.source.name(sample)
+        return shard, sample, key
+
+    def _judge(self, rows: np.ndarray, plan: BatchPlan, status: np.ndarray) -> None:
+        """Raise for the first image of a batch that the device could not decode, though its seek points were there."""
+        for place in np.flatnonzero(status)[:1].tolist():
+            sample = plan.ids.tolist()[int(rows[place])]
+            problem = (
+                f"batch {plan.number} holds wrong pixels: the GPU's decoder met anomaly {status[place]} in a file that "
+                "was whole when its seek points were made"
+            )
+            cure = "The GPU's memory or a kernel is at fault: max_device_bytes=0 decodes on the CPU"
+            raise SampleError(*self._located(sample), problem, "DeviceAnomaly", cure)

@@ -175,6 +175,15 @@ def test_a_rank_that_stays_on_gpu_0_is_warned(monkeypatch: pytest.MonkeyPatch, r
         resolve("auto")
 
 
+def test_a_process_forked_from_one_that_used_cuda_is_told_so(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)
+    with pytest.warns(UserWarning, match="go to the CPU.*forked"):
+        assert resolve("auto") == torch.device("cpu")
+    assert resolve("cpu") == torch.device("cpu")
+    with pytest.raises(ConfigError, match='"spawn"'):
+        resolve("cuda")
+
+
 def test_the_device_is_resolved_when_iteration_starts(tmp_path: Any):
     write_images(tmp_path)
     if torch.cuda.is_available():
