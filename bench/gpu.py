@@ -1,231 +1,160 @@
-"""On a CUDA GPU: do accelerated batches arrive where, when and as they should, and does the GPU still wait?
+"""On a CUDA GPU: is every pixel right, does nothing wait or leak that should not, and how fast is it?
 
-Command:  python -m bench.gpu [--json FILE]      (make gpu-check)
-Machine:  named in the first line of the output.
-Result:   one JSON line a check as it ends, a table last; code 0 if all passed, 1 if one failed, 2 without a GPU.
-Needs torch, torchvision, Pillow and Numba only. What it holds against what:
+Command:  python -m bench.gpu [--json FILE] [--sections kernels,speed]      (make gpu-check)
+Machine:  named in every line, with driver, versions and commit.
+Result:   a JSON line a row as it is known, a table last with the aims beside what was measured; code 0 if everything
+          was checked and passed, 1 if not, 2 without a GPU. Missed aims don't count.
+Needs torch, torchvision, Pillow, Numba, CuPy and numba-cuda, and no installation: rows of what is not there (DALI) say
+"absent". Within nine minutes, the first start's compilation included; what is killed earlier keeps what was written.
 
-    arrival    batches are CUDA tensors, and equal to the host's where they are read on the consumer's current stream
-    checksums  every batch of an epoch on the GPU has the sum of the same batch with device="cpu"
-    held       batches that are kept stay as they were while a side stream and later batches keep the GPU busy
-    training   a ResNet-18 step under autocast: images/s, and the share of time that it waits; torch's loader beside it
+    machine    what it runs on; the CPU's kernels compiled, the images' seek points learned
+    kernels    each kernel of the GPU path on a real batch against its CPU twin; its time against its bound
+    batches    whole batches of every type and layout against those of device="cpu", bit for bit
+    streams    consumers on several streams, batches held, synchronisations and copies counted
+    memory     after one, two and five epochs; after an image of 50 megapixels
+    interop    the same values through DLPack and __cuda_array_interface__
+    speed      images/s of gpuload, DALI, torchvision on the GPU and torch, the loaders alone
+    training   ResNet-50, ResNet-18 and AlexNet: how long they wait, and what the loader takes from their step
+
+Each section is a process (bench/gpu_section.py says why). The images are made (bench/gpu_images.py); with GPULOAD_DATA
+set the photographs in it are checked too. Owns the order, the time and the exit code.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, TextIO
 
-import numpy as np
-import torch
-from PIL import Image
-from torchvision import transforms
-from torchvision.datasets import ImageFolder
-from torchvision.models import resnet18
+from bench import gpu_images
+from bench.gpu_report import Journal, exit_code, table
+from bench.gpu_section import SECTIONS, Section, default_threads
 
-from gpuload import DataLoader
+LIMIT_S = 540.0
+"""Nine minutes for everything. The sections' own limits and MAKING_S add up to no more."""
 
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-EVAL = transforms.Compose(
-    [transforms.Resize(256), transforms.CenterCrop(224), transforms.ToTensor(), transforms.Normalize(MEAN, STD)]
-)
-TRAIN = transforms.Compose(
-    [
-        transforms.RandomResizedCrop(224),
-        transforms.RandomHorizontalFlip(),
-        transforms.ToTensor(),
-        transforms.Normalize(MEAN, STD),
-    ]
-)
+MAKING_S = 20.0
+IMAGES = 1024
+"""112 MB: more than any cache of a GPU holds, and made in seconds."""
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
-def make_images(folder: Path, *, classes: int = 4, per_class: int = 96) -> None:
-    """Class folders of JPEGs with odd and even sides, smooth shapes under noise: nothing to download."""
-    for label in range(classes):
-        (folder / f"class{label}").mkdir(parents=True)
-        for i in range(per_class):
-            draw = np.random.default_rng((label, i))
-            width, height = int(draw.integers(300, 601)), int(draw.integers(300, 501))
-            coarse = draw.integers(0, 256, (12, 16, 3), dtype=np.uint8)
-            image = np.asarray(Image.fromarray(coarse).resize((width, height), Image.Resampling.BICUBIC), np.int16)
-            noisy = np.clip(image + draw.normal(0, 12, image.shape) + 20 * label, 0, 255).astype(np.uint8)
-            Image.fromarray(noisy).save(folder / f"class{label}" / f"{i:03d}.jpg", quality=95, subsampling=2 * (i % 2))
+def chosen(names: str) -> list[Section]:
+    """The sections of these names, with commas between, in their order; `machine` is always there.
+
+    Raises ValueError for a name that is none.
+    """
+    wanted = {name.strip() for name in names.split(",") if name.strip()}
+    unknown = sorted(wanted - {section.name for section in SECTIONS})
+    if unknown:
+        raise ValueError(f"no section {', '.join(unknown)}; there are {', '.join(one.name for one in SECTIONS)}")
+    return [section for section in SECTIONS if not wanted or section.name in wanted | {"machine"}]
 
 
-def loader(folder: Path, *, device: str, transform: Any = EVAL, batch_size: int = 37, **more: Any) -> Any:
-    """gpuload's, on the accelerated path or not at all; 37 leaves an odd last batch."""
-    dataset = ImageFolder(str(folder), transform=transform)
-    return DataLoader(
-        dataset, batch_size=batch_size, num_workers=_threads(), device=device, decoder="pillow", accelerate="require",
-        **more,
-    )  # fmt: skip
+def run(command: Sequence[str], *, limit_s: float) -> Iterator[dict[str, Any]]:
+    """The JSON lines that a process prints, as they come; after `limit_s` it is killed with all that it started.
+
+    Raises TimeoutError where that was necessary, ChildProcessError where it ended with another code than 0.
+    """
+    child = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    late = threading.Event()
+
+    def kill() -> None:
+        late.set()
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+
+    timer = threading.Timer(limit_s, kill)
+    timer.start()
+    try:
+        assert child.stdout is not None
+        for line in child.stdout:
+            yield json.loads(line)
+        child.wait()
+    finally:
+        timer.cancel()
+        if child.poll() is None:
+            kill()
+            child.wait()
+    if late.is_set():
+        raise TimeoutError(f"killed after {limit_s:.0f} s")
+    if child.returncode:
+        raise ChildProcessError(f"its process ended with code {child.returncode}")
 
 
-def _threads() -> int:
-    return min(16, len(os.sched_getaffinity(0)))
-
-
-def check_arrival(folder: Path) -> dict[str, Any]:
-    """Read on the default stream and on another one, without any synchronisation but the stream's own order."""
-    expected = [images.clone() for images, _ in loader(folder, device="cpu")]
-    side = torch.cuda.Stream()
-    wrong = 0
-    for stream in (torch.cuda.default_stream(), side):
-        with torch.cuda.stream(stream):
-            copies = []
-            for images, labels in loader(folder, device="cuda"):
-                wrong += images.device.type != "cuda" or labels.device.type != "cuda"
-                copies.append(images.to("cpu", copy=True))
-        wrong += sum(not torch.equal(mine, truth) for mine, truth in zip(copies, expected, strict=True))
-    return {"passed": wrong == 0, "wrong": wrong, "batches": 2 * len(expected)}
-
-
-def check_checksums(folder: Path) -> dict[str, Any]:
-    """Sums of the bit patterns, so that no rounding hides a difference; random crops with the same seed."""
-
-    def sums(device: str) -> list[list[int]]:
-        batches = loader(folder, device=device, transform=TRAIN, seed=7, order="shuffle")
-        return [
-            [int(images.contiguous().view(torch.int32).sum(dtype=torch.int64)), int(labels.sum())]
-            for images, labels in batches
-        ]
-
-    cpu, cuda = sums("cpu"), sums("cuda")
-    different = sum(mine != truth for mine, truth in zip(cuda, cpu, strict=True))
-    return {"passed": different == 0, "batches": len(cpu), "different": different}
-
-
-def check_held(folder: Path) -> dict[str, Any]:
-    """All batches of two epochs are kept while matrices are multiplied on a side stream."""
-    expected = [images.clone() for images, _ in loader(folder, device="cpu")]
-    busy = torch.cuda.Stream()
-    matrix = torch.randn(4096, 4096, device="cuda")
-    held = []
-    batches = loader(folder, device="cuda")
-    for _ in range(2):
-        for images, _labels in batches:
-            busy.wait_stream(torch.cuda.current_stream())  # the consumer's duty, as with any tensor
-            with torch.cuda.stream(busy):
-                for _ in range(8):
-                    matrix = (matrix @ matrix).clamp(-1, 1)
-                images.record_stream(busy)
-                used = images.mul(1.0)  # a consumer's own work on another stream: its result must be right too
-            held.append((images, used))
-    torch.cuda.synchronize()
-    wrong = sum(
-        not torch.equal(tensor.cpu(), truth) for pair, truth in zip(held, expected * 2, strict=True) for tensor in pair
-    )
-    return {"passed": wrong == 0, "held": len(held), "wrong": wrong}
-
-
-def check_training(folder: Path, *, batch_size: int = 64, steps: int = 60) -> dict[str, Any]:
-    """The same step behind both loaders; starved is the share of time in next(), the first five steps left out."""
-    from torch.utils.data import DataLoader as TorchDataLoader
-
-    dataset = ImageFolder(str(folder), transform=TRAIN)
-    ours: Any = DataLoader(
-        dataset, batch_size, shuffle=True, num_workers=_threads(), device="cuda", accelerate="require"
-    )
-    theirs = TorchDataLoader(
-        dataset, batch_size, shuffle=True, num_workers=_threads(), persistent_workers=True, pin_memory=True
-    )
-    found: dict[str, Any] = {"passed": True, "batch_size": batch_size}
-    for name, batches in (("gpuload", ours), ("torch", theirs)):
-        figures = _train(batches, steps)
-        found |= {f"{name}_{key}": value for key, value in figures.items()}
-        found["passed"] &= np.isfinite(figures["last_loss"])
-    found["passed"] = bool(found["passed"])
-    return found
-
-
-def _train(batches: Any, steps: int) -> dict[str, float]:
-    torch.manual_seed(0)
-    model = resnet18(num_classes=4).cuda().to(memory_format=torch.channels_last)
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    scaler = torch.amp.GradScaler("cuda")
-    waits_s, began_s, images_seen, step = 0.0, 0.0, 0, 0
-    loss = torch.zeros(())
-    while step < steps:
-        iterator = iter(batches)
-        while step < steps:
-            asked_s = time.perf_counter()
-            batch = next(iterator, None)
-            if batch is None:
-                break
-            got_s = time.perf_counter()
-            images, labels = (part.to("cuda", non_blocking=True) for part in batch)
-            with torch.autocast("cuda", dtype=torch.float16):
-                loss = torch.nn.functional.cross_entropy(model(images.to(memory_format=torch.channels_last)), labels)
-            optimiser.zero_grad(set_to_none=True)
-            scaler.scale(loss).backward()
-            scaler.step(optimiser)
-            scaler.update()
-            torch.cuda.current_stream().synchronize()  # so that waiting shows as waiting, not as a queue
-            step += 1
-            if step == 5:
-                began_s = time.perf_counter()
-            elif step > 5:
-                waits_s += got_s - asked_s
-                images_seen += len(images)
-    span_s = time.perf_counter() - began_s
-    return {
-        "images_per_s": images_seen / span_s,
-        "starved_pct": 100 * waits_s / span_s,
-        "last_loss": float(loss.detach()),
-    }
-
-
-CHECKS: Mapping[str, Callable[[Path], dict[str, Any]]] = {
-    "arrival": check_arrival,
-    "checksums": check_checksums,
-    "held": check_held,
-    "training": check_training,
-}
+def run_section(section: Section, folder: Path, *, left_s: float, journal: Journal) -> bool:
+    """Whether the section came to its end. Its rows go to the journal, and its end too where that was not its own."""
+    limit_s = min(section.limit_s, left_s)
+    if limit_s < 1:
+        journal.add({"section": section.name, "row": "all", "passed": None, "left_out": "no time left"})
+        return False
+    command = [sys.executable, "-m", "bench.gpu_section", section.name]
+    command += ["--data", str(folder), "--seconds", str(section.share * limit_s)]
+    try:
+        for line in run(command, limit_s=limit_s):
+            journal.add(line)
+            if section.name == "machine" and line["row"] == "environment":
+                journal.common = {**{key: line.get(key) for key in ("gpu", "driver", "versions")}, **journal.common}
+    except (TimeoutError, ChildProcessError, ValueError) as error:
+        journal.add({"section": section.name, "row": "end", "passed": False, "error": str(error)})
+        return False
+    return True
 
 
 def main(argv: Sequence[str], out: TextIO = sys.stdout) -> int:
-    """Runs every check, whatever the others say. Returns the exit code."""
+    """Runs every section, whatever the others say. Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--json", type=Path, help="append the lines to this file too")
+    parser.add_argument("--sections", default="", help="some of " + ", ".join(section.name for section in SECTIONS))
+    parser.add_argument("--commit", default=None, help="what the lines name where the checkout has no .git")
     asked = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        out.write("gpu-check: no CUDA GPU that this torch can use, so nothing was checked (code 2)\n")
+    try:
+        sections = chosen(asked.sections)
+    except ValueError as error:
+        parser.error(str(error))
+    missing = no_gpu()
+    if missing:
+        out.write(f"gpu-check: {missing}, so nothing was checked: {', '.join(one.name for one in sections)} (code 2)\n")
         return 2
-    name = torch.cuda.get_device_name()
-    out.write(f"gpu-check on {name}, torch {torch.__version__}, CUDA {torch.version.cuda}\n")
-    lines = []
-    with tempfile.TemporaryDirectory() as folder:
-        images = Path(folder) / "images"
-        make_images(images)
-        for check, run in CHECKS.items():
-            began_s = time.perf_counter()
-            try:
-                found = run(images)
-            except Exception as error:  # one check that breaks must not hide what the others find
-                found = {"passed": False, "error": f"{type(error).__name__}: {error}"}
-            line = {"check": check, **found, "took_s": round(time.perf_counter() - began_s, 2), "gpu": name}
-            lines.append(line)
-            text = json.dumps(line) + "\n"
-            out.write(text)
-            out.flush()
-            if asked.json is not None:
-                with asked.json.open("a") as file:
-                    file.write(text)
-    for line in lines:
-        facts = ", ".join(f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in _facts(line).items())
-        out.write(f"{'ok' if line['passed'] else 'FAILED':<7} {line['check']:<10} {facts}\n")
-    return 0 if all(line["passed"] for line in lines) else 1
+    began_s = time.monotonic()
+    at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    journal = Journal(out, asked.json, {"at": at} | ({"commit": asked.commit} if asked.commit else {}))
+    whole = True
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ended from outside: as by Ctrl-C, with a table
+    try:
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            gpu_images.make(folder, images=IMAGES, threads=default_threads())
+            gpu_images.large_jpeg(folder / "large.jpg")
+            for section in sections:
+                left_s = LIMIT_S - (time.monotonic() - began_s)
+                whole &= run_section(section, folder, left_s=left_s, journal=journal)
+    except KeyboardInterrupt:
+        whole = False
+    out.write(table(journal.lines))
+    out.write(f"{time.monotonic() - began_s:.0f} s in all{'' if whole else '; not everything came to its end'}\n")
+    return exit_code(journal.lines, whole=whole)
 
 
-def _facts(line: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in line.items() if key not in ("check", "passed", "gpu")}
+def no_gpu() -> str:
+    """Why there is nothing to check, "" where there is."""
+    try:
+        import torch
+    except ImportError as error:
+        return f"torch is missing ({error})"
+    return "" if torch.cuda.is_available() else "no CUDA GPU that this torch can use"
 
 
 if __name__ == "__main__":

@@ -70,6 +70,7 @@ def main(extras: list[str]) -> int:
     spec = importlib.util.find_spec("torch")
     version_file = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
     choice = choose(driver_cuda_major(), torch_cuda_major(version_file), torch_installed=bool(version_file))
+    extras = [extra for extra in extras if extra != "ptx" or not choice.extra.startswith("cuda")]  # it is in those
     wanted = ",".join([*extras, choice.extra])
     print(f"installing gpuload[{wanted}] ({choice.reason})", flush=True)
     # torch is named before the extra: pip then settles its version first, and the CUDA wheels around it.
