@@ -135,6 +135,8 @@ _LINGERING: deque[_Copying] = deque(maxlen=64)
 class CudaDevice:
     """device="cuda:N"."""
 
+    ordered = True  # all of it goes through one stream
+
     def __init__(self, device: torch.device, *, keep: int, runtime: Any):
         self.name = str(device)
         self._runtime = runtime

@@ -38,9 +38,10 @@ Judge = Callable[[np.ndarray], None]
 
 
 class Device(Protocol):
-    """Where batches live. `name` is torch's, e.g. "cuda:0"."""
+    """Where batches live. `name` is torch's, e.g. "cuda:0". ordered: work is done in the order in which it is sent."""
 
     name: str
+    ordered: bool
 
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory: ...
 
@@ -114,6 +115,7 @@ class HostDevice:
     """
 
     name = "cpu"
+    ordered = False
 
     def __init__(self, *, keep: int, pinned: bool = False):
         self._pinned = pinned

@@ -52,7 +52,8 @@ class Engine:
         fetchers, decoders = self._pools
         fetchers.measure(meters.fetch)
         decoders.measure(meters.decode)
-        return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order)
+        in_turn = in_order and work.device.ordered
+        return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order, in_turn)
 
     @property
     def forked(self) -> bool:

@@ -12,14 +12,16 @@ Owns the queue discipline. Rules:
    them. So the frames that are still running then, those of a task's outermost method and `_done`, have no such
    variable. Inline an error keeps its frames, for the debugger of whoever is there.
 6. A batch whose task gets no thread has that as its error: nobody waits for it.
-7. A batch for which the device has no room waits until an older one is taken, and from then on one less is let in; it
-   holds no thread meanwhile. Where none is older, that is its error.
+7. `in_turn` is for a device that carries out work in the order in which it is sent: a batch is finished after all
+   older ones, so that none waits there behind a later one. A batch for which the device has no room waits until an older one is taken,
+   and from then on one less is let in; where none is older, that is its error. Neither holds a thread meanwhile.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 import time
 from collections import deque
@@ -49,6 +51,7 @@ class _InFlight:
     filling: Filling | None = None
     rows_left: int = 0
     nbytes: int = 0
+    room_for: float = math.inf  # it has been refused room beside so many older batches
     finished: Finished | None = None
 
 
@@ -63,6 +66,7 @@ class Flow:
     depth: int
     max_bytes: int
     in_order: bool = True
+    in_turn: bool = False  # batches are finished in their order
     nbytes: int = 0
     cancelled: bool = False
     _stop: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint8))  # `cancelled` for those without the GIL
@@ -71,7 +75,7 @@ class Flow:
     _tally: Tally = field(default_factory=Tally)
     _planned: deque[BatchPlan] = field(default_factory=deque)
     _active: list[_InFlight] = field(default_factory=list)
-    _without_room: list[_InFlight] = field(default_factory=list)
+    _waiting: list[_InFlight] = field(default_factory=list)  # decoded, not to be finished yet
     _change: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, plan: BatchPlan) -> None:
@@ -108,7 +112,6 @@ class Flow:
                 if batch is not None and batch.finished is not None:
                     self._active.remove(batch)
                     self._tally.add(batch.finished)
-                    waiting, self._without_room = self._without_room, []
                     break
                 if not self._active and not self._planned:
                     raise IndexError("take from a flow without outstanding batches")
@@ -116,8 +119,7 @@ class Flow:
                 if left is not None and left <= 0:
                     raise WaitTimeoutError
                 self._change.wait(left)
-        for other in waiting:
-            self.decoders.submit(partial(self._decode, other, range(0)), rank=other.rank)
+        self._finish_waiting()
         self._admit()
         assert batch.finished is not None
         return batch.finished
@@ -133,7 +135,7 @@ class Flow:
             self._stop[0] = 1
             self._planned.clear()
             self._active.clear()
-            self._without_room.clear()
+            self._waiting.clear()
             self.nbytes = 0
             self._change.notify_all()
 
@@ -210,6 +212,9 @@ class Flow:
         with self._change:
             batch.rows_left -= len(rows)
             last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
+            if last and not self._may_finish(batch):
+                self._waiting.append(batch)
+                last = False
         if not last:
             return None
         try:
@@ -219,13 +224,29 @@ class Flow:
                 raise
             return None
 
+    def _may_finish(self, batch: _InFlight) -> bool:
+        """Whether its turn has come. Under the lock."""
+        older = [other for other in self._active if other.rank < batch.rank]
+        in_turn = not self.in_turn or all(other.finished for other in older)
+        return in_turn and len(older) < batch.room_for
+
+    def _finish_waiting(self) -> None:
+        """Let threads finish those whose turn has come."""
+        with self._change:
+            ready = [batch for batch in self._waiting if self._may_finish(batch)]
+            self._waiting = [batch for batch in self._waiting if batch not in ready]
+        for batch in ready:
+            self.decoders.submit(partial(self._decode, batch, range(0)), rank=batch.rank)
+
     def _postponed(self, batch: _InFlight) -> bool:
         """Whether a batch for which the device has no room waits for an older one to be taken."""
         with self._change:
-            if self.cancelled or not any(other.rank < batch.rank for other in self._active):
+            older = sum(other.rank < batch.rank for other in self._active)
+            if self.cancelled or not older:
                 return False
+            batch.room_for = older
             self.depth = max(1, self.depth - 1)
-            self._without_room.append(batch)
+            self._waiting.append(batch)
             return True
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
@@ -240,6 +261,7 @@ class Flow:
                 batch.finished, batch.filling = finished, None
                 self.nbytes -= batch.nbytes
             self._change.notify_all()
+        self._finish_waiting()
 
 
 def _closed() -> EpochCancelledError:

@@ -186,7 +186,8 @@ def test_any_planes_give_what_the_reference_gives(
     out = resized(planes, frame, color, vertical, horizontal, kind)
     off = np.abs(out.astype(int) - planes_reference(planes, frame, color, vertical, horizontal, kind))
     assert off.max() <= 4  # a middle value that is rounded the other way, times 1.8 and what a filter makes of it
-    assert off.sum() <= 0.3 * off.size + 40  # few values: constant rows may all be rounded the same way
+    if vertical.in_size > 4 and horizontal.in_size > 4:  # else a row, or all of them, may be one value rounded one way
+        assert off.sum() <= 0.3 * off.size + 40
 
 
 @pytest.mark.parametrize("kind", FILTERS)
