@@ -10,7 +10,7 @@ import weakref
 
 import pytest
 
-from gpuload.core.errors import EpochCancelledError, GpuloadError
+from gpuload.core.errors import DeviceMemoryError, EpochCancelledError, GpuloadError
 from gpuload.engine.flow import Flow, InlineFlow, WaitTimeoutError
 from tests.engine.fakes import FakeWork, Running, eventually, plan, running
 
@@ -60,6 +60,63 @@ def test_a_late_batch_holds_back_the_others_only_in_order():
     assert sorted(run.flow.take(20).number for _ in range(2)) == [1, 2]
     gate.set()
     assert run.flow.take(20).number == 0
+    run.close()
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_devices_batches_are_finished_in_turn(seed: int):
+    work = FakeWork(Jitter(seed))
+    run = running(work, depth=5, threads=4)
+    run.flow.in_turn = True
+    plans = [plan(number, rows=seed % 4) for number in range(BATCHES)]
+    for item in plans:
+        run.flow.put(item)
+    assert [run.flow.take(20).sent for _ in range(BATCHES)] == [item.ids.tolist() for item in plans]
+    assert [number for step, number in work.steps if step == "finish"] == list(range(BATCHES))
+    run.close()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_batch_without_room_waits_for_an_older_one(seed: int, in_order: bool):
+    """The device holds two batches that are not taken; who asks for more is refused, and asks again."""
+    jitter, taken, held, lock = Jitter(seed), [], set(), threading.Lock()
+
+    def during(step: str, number: int) -> None:
+        jitter(step, number)
+        if step == "finish":
+            with lock:
+                if len(held - set(taken)) == 2:
+                    raise DeviceMemoryError("no room")
+                held.add(number)
+
+    work = FakeWork(during)
+    run = running(work, depth=5, in_order=in_order, threads=4)
+    run.flow.in_turn = in_order
+    for number in range(BATCHES):
+        run.flow.put(plan(number))
+    for _ in range(BATCHES):
+        taken.append(run.flow.take(20).number)
+        if not in_order and taken[-1] not in held:  # refused beside younger ones alone: that is its error
+            held.add(taken[-1])
+    assert sorted(taken) == list(range(BATCHES)) and run.flow.outstanding == 0
+    assert not in_order or taken == sorted(taken)
+    assert 1 <= run.flow.depth <= 5
+    run.close()
+
+
+def test_a_batch_without_room_beside_no_other_fails_alone():
+    def during(step: str, number: int) -> None:
+        if (step, number) == ("finish", 1):
+            raise DeviceMemoryError("no room")
+
+    run = running(FakeWork(during), depth=3)
+    run.flow.in_turn = True
+    for number in range(3):
+        run.flow.put(plan(number))
+    assert run.flow.take(20).error is None
+    assert isinstance(run.flow.take(20).error, DeviceMemoryError)
+    assert run.flow.take(20).error is None
     run.close()
 
 
