@@ -13,8 +13,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpuload.augment.batch_ops import CutMix, MixUp, OneOf
     from gpuload.core.errors import (
         ConfigError,
+        DeviceError,
+        DeviceMemoryError,
         EpochCancelledError,
         GpuloadError,
         MissingDependencyError,
@@ -31,12 +34,17 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "CutMix",
     "DataLoader",
+    "DeviceError",
+    "DeviceMemoryError",
     "EncodedImage",
     "EpochCancelledError",
     "GpuloadError",
     "MissingDependencyError",
+    "MixUp",
     "NotAcceleratedError",
+    "OneOf",
     "SampleError",
     "ShardDataset",
     "ShardError",
@@ -48,6 +56,9 @@ _HOMES = {
     "ShardDataset": "gpuload.dataset",
     "EncodedImage": "gpuload.core.structure",
     "decode_jpeg": "gpuload.decode.single",
+    "CutMix": "gpuload.augment.batch_ops",
+    "MixUp": "gpuload.augment.batch_ops",
+    "OneOf": "gpuload.augment.batch_ops",
 }
 
 

@@ -1,6 +1,7 @@
 """torch's own iterators with a clock: the path of everything that is not understood, measured like the other.
 
-Owns nothing of what they do: each class adds the consumer's waits to torch's, and no more.
+Owns nothing of what they do: each class adds the consumer's waits to torch's, mixes the batch where batch_transform=
+asks for it, and no more.
 """
 
 from __future__ import annotations
@@ -9,9 +10,12 @@ from collections.abc import Mapping
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import dataloader
 
+from gpuload.batch_transform import known_batch_transform, mixer
+from gpuload.core.philox import sample_keys
 from gpuload.record import EpochRecord, begin_record
 
 
@@ -20,6 +24,8 @@ class _Clocked:
 
     def __init__(self, loader: Any, reasons: tuple[str, ...]):
         self._reasons = reasons
+        mixing = known_batch_transform(loader.batch_transform)
+        self._mixer, self._seed = None if mixing is None else mixer(mixing), loader.seed
         self.begin(loader)
         super().__init__(loader)  # type: ignore[call-arg]
 
@@ -39,7 +45,14 @@ class _Clocked:
         except StopIteration:
             self.record.ended()
             raise
-        self.record.received(asked_at, _images(data))
+        images = _images(data)
+        if self._mixer is not None:
+            seed = self._seed if self._seed is not None else self._base_seed  # type: ignore[attr-defined]
+            key = sample_keys(
+                seed=int(seed), epoch=self.record.number, positions=np.array([self.record.consumer.images])
+            )
+            data = self._mixer(data, key[0])(data, in_place=False)
+        self.record.received(asked_at, images)
         return data
 
 

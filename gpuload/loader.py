@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler, Sampler
 
 from gpuload import config
+from gpuload.batch_transform import known_batch_transform
 from gpuload.core.errors import ConfigError, NotAcceleratedError
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.stats import Stats
@@ -101,6 +102,8 @@ class DataLoader(TorchDataLoader[T_co]):
         Pixels are the same.
     max_device_bytes: GPU memory, beside the batches, in which JPEGs are decoded there. Those that have no seek points
         yet or need more of it are decoded on the CPU, with the same pixels; 0: all are.
+    batch_transform: MixUp, CutMix or OneOf of them, gpuload's or torchvision's, done to each batch where it is
+        delivered, with draws of its own; labels become float (n, classes).
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
     seed, order: gpuload's own order, "shuffle" or "sequential", and augmentation, as a function of
@@ -140,6 +143,7 @@ class DataLoader(TorchDataLoader[T_co]):
         fidelity: str = "exact",
         entropy_index: str = "learn",
         max_device_bytes: int = config.MAX_DEVICE_BYTES,
+        batch_transform: Any = None,
         on_error: str = "raise",
         seed: int | None = None,
         order: str | None = None,
@@ -156,6 +160,8 @@ class DataLoader(TorchDataLoader[T_co]):
             order=order,
             max_device_bytes=max_device_bytes,
         )
+        if known_batch_transform(batch_transform) is not None and batch_size is None and batch_sampler is None:
+            raise ConfigError("batch_transform mixes batches, and batch_size=None asks for single samples")
         _check_formats(device, dtype, memory_format)
         auto = isinstance(num_workers, Automatic)
         ahead = prefetch_factor
@@ -193,7 +199,7 @@ class DataLoader(TorchDataLoader[T_co]):
             self.prefetch_factor = AUTO_DEPTH
         self.device, self.dtype, self.memory_format = device, dtype, memory_format
         self.decoder, self.fidelity, self.entropy_index = decoder, fidelity, entropy_index
-        self.max_device_bytes = max_device_bytes
+        self.max_device_bytes, self.batch_transform = max_device_bytes, batch_transform
         self.on_error, self.accelerate, self.progress = on_error, accelerate, progress
         self.seed, self.order = seed, order
         self.epoch = 0

@@ -14,6 +14,7 @@ from torch.utils.data.dataloader import default_collate
 
 from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.torchvision import NotUnderstoodError, read_transform
+from gpuload.batch_transform import known_batch_transform
 from gpuload.core.batch import TensorSpec
 from gpuload.core.errors import ConfigError, MissingDependencyError
 from gpuload.core.geometry import Resampling
@@ -106,6 +107,8 @@ def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> L
         steps.append(("store into the batch", f"{where}, {how}", f"n x {shape} {spec.dtype}, {layout}"))
     else:
         steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))
+    if (mixing := known_batch_transform(loader.batch_transform)) is not None:
+        steps.append((type(mixing).__name__, "where batches are delivered", "labels as float, n x classes"))
     where_to = "on the GPU where one works, else on the CPU" if loader.device == "auto" else f"on {loader.device}"
     steps.append(("hand over", "the caller's thread", where_to))
     notes = (*understood.notes, *augment.notes)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gpuload.batch_transform import known_batch_transform, mixer
 from gpuload.collate import DirectCollate, SampleCollate
 from gpuload.core.batch import TensorSpec
 from gpuload.core.errors import ConfigError, GpuloadError, MissingDependencyError
@@ -54,6 +55,7 @@ class Wiring:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
         self.depth = loader.depth
+        mixing = known_batch_transform(loader.batch_transform)
         work = Work(
             source=source,
             augment=plan.augment,
@@ -63,6 +65,7 @@ class Wiring:
             stack=DirectCollate(source),
             collate=SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
             tensor=_image_memory,
+            mixer=None if mixing is None else mixer(mixing),
             on_error=loader.on_error,
             bad=bad,
             meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
@@ -94,7 +97,8 @@ def _identity(loader: Any) -> tuple[Any, ...]:
     """What else, beside the plan, an engine is made of. Held strongly, so that no id is used twice."""
     dataset = loader.dataset
     settings = (loader.device, loader.on_error, loader.depth, loader.pin_memory, loader.fidelity, loader.entropy_index)
-    return (_Same(dataset), _Same(loader.collate_fn), *settings, loader.max_device_bytes)
+    given = (dataset, loader.collate_fn, loader.batch_transform)
+    return (*map(_Same, given), *settings, loader.max_device_bytes)
 
 
 def _image_memory(dtype: str, height: int, width: int) -> ImageMemory:

@@ -37,7 +37,7 @@ LOADERS_ROOMS = {path.stem for path in (ROOT / "gpuload").glob("*.py")} - {"__in
 """Files beside loader.py, on its floor: torch's signature, split by subject. They may import one another."""
 
 TORCH = {"loader", "device", "cli", "testing", "augment.keyed_random", "augment.torchvision"} | LOADERS_ROOMS
-KERNEL_CALLERS = {"decode", "augment.run", "fetch.local"}
+KERNEL_CALLERS = {"decode", "augment.run", "batch_transform", "fetch.local"}
 OPTIONAL = {"nvidia", "cupy", "pynvml", "torchvision", "psutil", "skimage", "sklearn"}
 DEPENDENCIES = {"numpy", "numba", "llvmlite", "torch", "fsspec", "PIL", "rich", "typer"}
 """What pyproject.toml requires, by import name; llvmlite comes with numba, at the version that numba pins."""

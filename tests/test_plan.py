@@ -47,7 +47,7 @@ def test_images_of_one_size_are_stored_straight_into_the_batch(folder: Path):
         (LOOSE, {}),
         (FUSED, {"batch_size": None}),
         (FUSED, {"collate_fn": list}),
-        (v1.Compose([FUSED, v1.RandomErasing()]), {}),
+        (v1.Compose([FUSED, v1.RandomErasing(value="random")]), {}),
     ],
     ids=["sizes differ", "single samples", "collate_fn", "an unknown operation"],
 )
@@ -132,7 +132,7 @@ def test_what_is_printed(folder: Path, capsys: pytest.CaptureFixture[str]):
 
 
 def test_unknown_operations_are_named_in_step_and_note(folder: Path):
-    text = str(loader(folder, v1.Compose([FUSED, v1.RandomErasing()]), num_workers=0).plan())
+    text = str(loader(folder, v1.Compose([FUSED, v1.RandomErasing(value="random")]), num_workers=0).plan())
     assert "RandomErasing" in text and "the caller's thread, per sample" in text
     assert "note: RandomErasing: run as given, one sample at a time" in text
 

@@ -581,3 +581,35 @@ def test_a_batch_with_one_image_whose_size_only_pillow_knows_is_stacked_too(alik
     files = {path.stem: path.read_bytes() for path in sorted(alike.rglob("*.jpg"))[:3]}
     write_folder(mixed, files | {"png": encoded(picture(37, 29), "PNG")})
     assert_same(ours(mixed, v1.ToTensor(), batch_size=4, decoder="native"), torchs(mixed, v1.ToTensor(), batch_size=4))
+
+
+ERASING: dict[str, tuple[Chain, dict[str, Any]]] = {
+    "float32": (usual(v2), {}),
+    "bytes": (lambda: [v1.RandomResizedCrop((17, 24)), v1.PILToTensor()], {}),
+    "bfloat16, channels last": (usual(v1), {"dtype": torch.bfloat16, "memory_format": torch.channels_last}),
+    "images of many sizes": (lambda: [v2.ToImage(), v2.ToDtype(torch.float32, scale=True)], {"batch_size": 1}),
+    "one by one": (usual(v2), {"batch_size": None}),
+    "a collate_fn of one's own": (usual(v1), {"collate_fn": lambda samples: [torch.stack([i for i, _ in samples]), 0]}),
+}
+
+
+@pytest.mark.parametrize("name", ERASING)
+@pytest.mark.parametrize("workers", [0, 2])
+def test_random_erasing_sets_its_rectangles_in_what_comes_without_it(folder: Path, name: str, workers: int):
+    make, options = ERASING[name]
+    given = {"batch_size": 4, "seed": SEED, "num_workers": workers} | options
+    erasing = v2.RandomErasing(0.6, (0.1, 0.3), value=(0.5, -1.0, 2.0))
+    plain, erased = (list(ours(folder, v1.Compose([*make(), *more]), **given)) for more in ([], [erasing]))
+    plan, position, changed = read_transform(v1.Compose([*make(), erasing])), 0, 0
+    for (before, _), (after, _) in zip(plain, erased, strict=True):
+        for image, other in zip(*(x if x.dim() == 4 else x[None] for x in (before, after)), strict=True):
+            key = sample_keys(seed=SEED, epoch=0, positions=np.array([position]))
+            position += 1
+            boxes = plan.rectangles(key, *image.shape[1:])
+            assert boxes is not None
+            left, top, width, height = boxes[0].tolist()
+            changed += width * height > 0
+            assert torch.equal(
+                F2.erase(image, top, left, height, width, torch.tensor(erasing.value)[:, None, None]), other
+            )
+    assert position == len(every_kind()) and 0 < changed < position

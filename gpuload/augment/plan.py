@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from gpuload.augment import params
+from gpuload.augment.batch_ops import RandomErasing, draw_erasing, rectangles
 from gpuload.augment.ops import CenterCrop, GeometryOp, RandomCrop, RandomResizedCrop, Resize
 from gpuload.core.batch import TensorSpec
 from gpuload.core.geometry import Resampling
@@ -27,6 +28,7 @@ class AugmentPlan:
     rest starts from the PIL image. dtype: the table's, torch's name. rest: what runs per sample after that, None
     if nothing; rest_names: what it is. The rest is given a PIL image or, with a table, a tensor. wrap: makes that
     tensor, and what is finished one by one, of the class that the operations give (tv_tensors.Image); None: plain.
+    erasing: what is erased of the finished image; erased: (3,), of the table's type, what is put there.
     """
 
     geometry: tuple[GeometryOp, ...]
@@ -39,6 +41,8 @@ class AugmentPlan:
     rest_names: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     wrap: Callable[[Any], Any] | None = None
+    erasing: RandomErasing | None = None
+    erased: np.ndarray | None = None
 
     @property
     def output_size(self) -> tuple[int, int] | None:
@@ -66,13 +70,19 @@ class AugmentPlan:
     def same_as(self, other: AugmentPlan) -> bool:
         """Whether both do the same to every image: an engine made for one serves the other."""
         tables = (self.table is None) == (other.table is None) and np.array_equal(self.table, other.table)  # type: ignore[arg-type]
-        mine = (self.geometry, self.resampling, self.dtype, self.pointwise, self.rest, self.wrap)
-        theirs = (other.geometry, other.resampling, other.dtype, other.pointwise, other.rest, other.wrap)
+        mine = (self.geometry, self.resampling, self.dtype, self.pointwise, self.rest, self.wrap, self.erasing)
+        theirs = (other.geometry, other.resampling, other.dtype, other.pointwise, other.rest, other.wrap, other.erasing)
         return tables and mine == theirs
 
     def draw(self, keys: np.ndarray) -> tuple[np.ndarray, ...]:
         """The batch's random draws (params.draw)."""
         return params.draw(self.geometry, keys)
+
+    def rectangles(self, keys: np.ndarray, height: int, width: int) -> np.ndarray | None:
+        """What is erased of finished images of one size, int32 (n, 4) as batch_ops.rectangles; None: nothing ever."""
+        if self.erasing is None:
+            return None
+        return rectangles(self.erasing, draw_erasing(keys), height, width)
 
     def steps(self) -> list[tuple[str, str, str]]:
         """(step, where it runs, shape after it) of each, for people."""
@@ -89,6 +99,8 @@ class AugmentPlan:
             size = self.output_size
             shape = f"3 x {size[1]} x {size[0]} {self.dtype}" if size else f"3 x h x w {self.dtype}"
             rows.append((" + ".join(self.pointwise), "fused", shape))
+            if self.erasing is not None:
+                rows.append((_describe(self.erasing), "fused", shape))
         rows.extend((name, "per sample", "") for name in self.rest_names)
         return rows
 
@@ -98,7 +110,7 @@ class AugmentPlan:
         return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows)
 
 
-def _describe(op: GeometryOp) -> str:
+def _describe(op: GeometryOp | RandomErasing) -> str:
     given = {name: value for name, value in vars(op).items() if value not in (None, False, (0, 0, 0, 0))}
     return f"{type(op).__name__}({', '.join(f'{name}={_short(value)}' for name, value in given.items())})"
 

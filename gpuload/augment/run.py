@@ -12,11 +12,12 @@ import numpy as np
 
 from gpuload.augment.plan import AugmentPlan
 from gpuload.core.batch import DecodedRows, Target
+from gpuload.kernels.erase import erase
 from gpuload.kernels.pointwise import lookup_store
 
 
 def store_rows(target: Target, decoded: DecodedRows) -> None:
-    """Flip, look up and store each good row that the decoder didn't."""
+    """Flip, look up and store each good row that the decoder didn't; then erase, whoever stored it."""
     for place, row in enumerate(decoded.rows):
         image = decoded.images[place]
         if image is not None:
@@ -25,6 +26,9 @@ def store_rows(target: Target, decoded: DecodedRows) -> None:
                 continue
             geometry = decoded.geometry[place]
             lookup_store(image, target.table, geometry["flip_h"].item(), geometry["flip_v"].item(), target.array[row])
+    if target.rectangles is not None and target.erased is not None:
+        rows = np.array(decoded.rows, np.int64)
+        erase(target.array, rows, target.rectangles[rows], target.erased)
 
 
 def finish_rows(
@@ -47,6 +51,9 @@ def finish_rows(
             else:
                 memory = tensor(plan.dtype, image.shape[0], image.shape[1])
                 lookup_store(image, plan.table, flip_h, flip_v, memory.array)
+                if plan.erasing is not None and plan.erased is not None:
+                    rectangles = plan.rectangles(keys[row : row + 1], *image.shape[:2])
+                    erase(memory.array[None], np.zeros(1, np.int64), rectangles, plan.erased)
                 value = memory.tensor if plan.wrap is None else plan.wrap(memory.tensor)
             finished[row] = value if plan.rest is None else plan.rest(value, keys[row])
         except Exception as error:  # the user's code may raise anything; it is named, not lost

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from gpuload.augment import ops
+from gpuload.augment import batch_ops, ops
 from gpuload.augment.keyed_random import KeyedRandom
 from gpuload.augment.plan import AugmentPlan
 from gpuload.core.errors import GpuloadError
@@ -35,13 +35,11 @@ def read_transform(transform: Any, *, dtype: torch.dtype | None = None) -> Augme
         raise NotUnderstoodError("the data set has no transform, so its images are no tensors: give it one")
     if importlib.util.find_spec("torchvision") is None:
         raise NotUnderstoodError("torchvision is not installed, and its transforms are those that gpuload knows")
-    reading = _Reading()
     chain = list(_flatten(transform))
-    rest: list[Any] = []
-    for number, op in enumerate(chain):
-        if not reading.take(op):
-            rest = chain[number:]
-            break
+    reading = _known(chain)
+    if reading.erasing is not None and reading.taken < len(chain):  # what follows needs the erased sample
+        reading = _known(chain[: reading.erased_after])
+    rest = chain[reading.taken :]
     if rest and not reading.geometry and not reading.pointwise:
         raise NotUnderstoodError(
             f"the transform starts with {_name(rest[0])}, which needs the decoded PIL image before any operation "
@@ -50,9 +48,24 @@ def read_transform(transform: Any, *, dtype: torch.dtype | None = None) -> Augme
     return _plan(reading, rest, dtype)
 
 
+def _known(chain: Sequence[Any]) -> _Reading:
+    """The prefix of a chain that is known."""
+    reading = _Reading()
+    for op in chain:
+        if not reading.take(op):
+            break
+        reading.taken += 1
+    return reading
+
+
 @dataclass
 class _Reading:
-    """The known prefix so far. stage: "pil", "uint8" (a tensor of bytes) or "values" (anything pointwise after)."""
+    """The known prefix so far: the first `taken` operations.
+
+    stage: "pil", "uint8" (a tensor of bytes) or "values" (anything pointwise after).
+    """
+
+    taken: int = 0
 
     geometry: list[ops.GeometryOp] = field(default_factory=list)
     pointwise: list[Any] = field(default_factory=list)
@@ -62,11 +75,15 @@ class _Reading:
     flipped: bool = False
     cropped: bool = False
     fill: tuple[int, int, int] | None = None  # what the operations so far need outside the image, None: nothing
+    erasing: batch_ops.RandomErasing | None = None  # after which nothing changes a value or its place
+    erased_after: int = 0
 
     def take(self, op: Any) -> bool:
         """Add `op` to the prefix, or answer False: it, and what follows it, runs per sample."""
         reader = _readers().get(type(op))
         if reader is None or _altered(op):
+            return False
+        if self.erasing is not None and reader not in (_read_identity, _read_to_pure_tensor):
             return False
         return reader(self, op)
 
@@ -187,6 +204,17 @@ def _read_pointwise(reading: _Reading, op: Any) -> bool:
     return True
 
 
+def _read_erasing(reading: _Reading, op: Any) -> bool:
+    value = op.value if isinstance(op.value, (tuple, list)) else [op.value]
+    numbers = len(value) in (1, 3) and all(type(number) in (int, float) for number in value)
+    (least, most), (low, high) = op.scale, op.ratio
+    if reading.stage == "pil" or not numbers or not (0 <= least <= most <= 1 and 0 < low <= high):
+        return False  # random values, or what raises when it is called
+    reading.erasing = batch_ops.RandomErasing(float(op.p), (least, most), (low, high), tuple(map(float, value)))
+    reading.erased_after = reading.taken
+    return True
+
+
 def _read_identity(reading: _Reading, op: Any) -> bool:
     return True
 
@@ -219,9 +247,34 @@ def _readers() -> dict[type, Callable[[_Reading, Any], bool]]:
                 module.PILToTensor: _read_to_tensor,
                 module.ConvertImageDtype: _read_pointwise,
                 module.Normalize: _read_pointwise,
+                module.RandomErasing: _read_erasing,
             }
         _READERS.update(table | {v2.ToImage: _read_to_tensor, v2.ToDtype: _read_pointwise})
     return _READERS
+
+
+def read_batch_transform(transform: Any) -> batch_ops.BatchOp | None:
+    """The description of a batch transform, None where it is nothing that is known: a callable, to be called.
+
+    Known are `batch_ops`' own, and torchvision's MixUp, CutMix and RandomChoice of them, by exact type and unaltered.
+    """
+    if isinstance(transform, batch_ops.BatchOp):
+        return transform
+    if importlib.util.find_spec("torchvision") is None:
+        return None
+    import torchvision.transforms.v2 as v2
+
+    kinds: dict[type, Any] = {v2.MixUp: batch_ops.MixUp, v2.CutMix: batch_ops.CutMix}
+    kind = type(transform)
+    if kind not in (*kinds, v2.RandomChoice) or _altered(transform):
+        return None
+    if kind is v2.RandomChoice:
+        inner = [read_batch_transform(op) for op in transform.transforms]
+        known = tuple(op for op in inner if isinstance(op, (batch_ops.MixUp, batch_ops.CutMix)))
+        return batch_ops.OneOf(known, tuple(transform.p)) if len(known) == len(inner) else None
+    if transform._labels_getter is not kind(num_classes=1)._labels_getter:  # a function of the user's
+        return None
+    return kinds[kind](transform.num_classes, transform.alpha)
 
 
 def _altered(op: Any) -> bool:
@@ -251,6 +304,11 @@ def _plan(reading: _Reading, rest: Sequence[Any], dtype: torch.dtype | None) -> 
     notes: list[str] = []
     if probe is None and not rest:
         raise NotUnderstoodError("the transform leaves PIL images, of which torch makes no batch")
+    erased = None
+    if probe is not None and reading.erasing is not None:  # as torchvision puts it into an image, then as the image's
+        erased = torch.empty(3, 1, 1, dtype=probe.dtype)
+        erased[...] = torch.tensor(reading.erasing.value)[:, None, None]
+        erased = erased if dtype is None else erased.to(dtype)
     if probe is not None and not rest and dtype is not None:
         probe = probe.to(dtype)
     if rest:
@@ -270,6 +328,8 @@ def _plan(reading: _Reading, rest: Sequence[Any], dtype: torch.dtype | None) -> 
         rest_names=tuple(map(_name, rest)),
         notes=tuple(notes),
         wrap=None if probe is None or type(probe) is torch.Tensor else type(probe),
+        erasing=reading.erasing,
+        erased=None if erased is None else _bits(erased)[:, 0],
     )
 
 
@@ -290,8 +350,8 @@ def _probe(pointwise: Sequence[Any]) -> torch.Tensor:
 
 
 def _bits(values: torch.Tensor) -> np.ndarray:
-    """(3, 256) NumPy table; 16-bit floats as their bit patterns."""
-    table = values.reshape(3, 256).as_subclass(torch.Tensor).contiguous()
+    """(3, values a channel), for NumPy; 16-bit floats as their bit patterns."""
+    table = values.reshape(3, -1).as_subclass(torch.Tensor).contiguous()
     if table.dtype in (torch.float16, torch.bfloat16):
         return table.view(torch.int16).numpy().view(np.uint16).copy()
     if table.dtype not in (torch.uint8, torch.float32, torch.float64):

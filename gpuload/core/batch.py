@@ -102,11 +102,14 @@ class Target:
     """F. Where the rows of a batch end: a decoder may put them there itself.
 
     array: (n, 3, H, W), the whole batch's memory, any strides, an element's bytes side by side. table: (3, 256), what
-    is stored for each value of each channel, of array's type.
+    is stored for each value of each channel, of array's type. rectangles: int32 (n, 4), left, top, width and height of
+    what is then set to `erased`, (3,) of array's type, in each row; None: nothing is.
     """
 
     array: np.ndarray
     table: np.ndarray
+    rectangles: np.ndarray | None = None
+    erased: np.ndarray | None = None
 
     @cached_property
     def array_bytes(self) -> np.ndarray:

@@ -85,8 +85,8 @@ class TorchRuntime:
         event.record(stream)
         return event
 
-    def is_here(self, tensor: torch.Tensor) -> bool:
-        return tensor.device == self._device
+    def is_here(self, tensor: Any) -> bool:
+        return isinstance(tensor, torch.Tensor) and tensor.device == self._device
 
     def wait(self, event: Any) -> None:
         """Until it has happened: on the host, so at the end of an epoch only."""
@@ -117,6 +117,17 @@ class TorchRuntime:
         assert self._launcher is not None
         launcher = self._launcher(stream.cuda_stream)
         job.launch(launcher, upload.data_ptr(), scratch.data_ptr(), output_of(images))
+
+    @property
+    def launches(self) -> bool:
+        """Whether there are kernels to launch."""
+        return self._launcher is not None
+
+    def mixed(self, batch: Any, mix: Callable[..., Any], stream: Any) -> Any:
+        """What `mix` makes of a batch that is here, on the stream."""
+        assert self._launcher is not None
+        with self._on(stream):
+            return mix(batch, launch=self._launcher(stream.cuda_stream).launch)
 
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
@@ -176,7 +187,9 @@ class CudaDevice:
             self._verdicts.append(_Verdict(event, status, judge))
         return images
 
-    def send(self, batch: Any) -> _Sent:
+    def send(self, batch: Any, mix: Callable[..., Any] | None = None) -> _Sent:
+        if mix is not None and not self._runtime.launches:
+            batch, mix = mix(batch), None
         with self._lock, self._wrapped():
             self._let_go()
             kept: list[Any] = []
@@ -195,6 +208,10 @@ class CudaDevice:
                 return here[-1]
 
             sent = map_leaves(copy, batch)
+            if mix is not None:  # what was copied is read on this stream alone, so it may go
+                sent = self._runtime.mixed(sent, mix, self._stream)
+                here.clear()
+                map_leaves(lambda leaf: here.append(leaf) if self._runtime.is_here(leaf) else None, sent)
             event = self._runtime.recorded_event(self._stream)
             self._copying.append((event, kept))
         return _Sent(sent, tuple(here), event)

@@ -45,8 +45,11 @@ class Device(Protocol):
 
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory: ...
 
-    def send(self, batch: Any) -> Any:
-        """The finished host batch on its way; what comes out goes to `hand_over`. Loader's threads."""
+    def send(self, batch: Any, mix: Callable[..., Any] | None = None) -> Any:
+        """The finished host batch on its way; what comes out goes to `hand_over`. Loader's threads.
+
+        mix: (batch, launch=) -> the batch as it is to be delivered, made where it is.
+        """
         ...
 
     def complete(
@@ -126,7 +129,8 @@ class HostDevice:
             return shaped(torch.empty(image_bytes(spec) * rows, dtype=torch.uint8, pin_memory=True), spec, rows)
         return self._images.take(spec, rows)
 
-    def send(self, batch: Any) -> Any:
+    def send(self, batch: Any, mix: Callable[..., Any] | None = None) -> Any:
+        batch = batch if mix is None else mix(batch)
         return map_leaves(_pinned, batch) if self._pinned else batch
 
     def complete(

@@ -13,8 +13,9 @@ Owns the queue discipline. Rules:
    variable. Inline an error keeps its frames, for the debugger of whoever is there.
 6. A batch whose task gets no thread has that as its error: nobody waits for it.
 7. `in_turn` is for a device that carries out work in the order in which it is sent: a batch is finished after all
-   older ones, so that none waits there behind a later one. A batch for which the device has no room waits until an older one is taken,
-   and from then on one less is let in; where none is older, that is its error. Neither holds a thread meanwhile.
+   older ones, so that none waits there behind a later one. A batch for which the device has no room waits until an
+   older one is taken, and from then on one less is let in; where none is older, that is its error. Neither holds a
+   thread meanwhile.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 

@@ -22,6 +22,7 @@ from gpuload.core.batch import NEVER, BatchPlan, EncodedBatch, Target, TensorSpe
 from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_error
 from gpuload.core.geometry import GEOMETRY
 from gpuload.core.protocols import Decoder, DeviceDecoder, Source
+from gpuload.decode.erase_job import EraseJob
 from gpuload.device.placing import first_places
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
 from gpuload.engine.stats import Meter
@@ -99,7 +100,8 @@ class Work:
 
     spec: the images' part of the batch on the fused path, None on the per-sample path. stack, collate: (images,
     encoded, keep, plan) -> the batch on the host, from one array of all images and from a list of them. tensor: memory
-    for one image, per sample.
+    for one image, per sample. mixer: (batch on the host, its first sample's key) -> what mixes it, given `in_place` and
+    how to `launch` on the device.
     """
 
     source: Source
@@ -113,6 +115,7 @@ class Work:
     on_error: str
     bad: BadSamples
     meters: Meters
+    mixer: Callable[[Any, np.ndarray], Callable[..., Any]] | None = None
     decoders: dict[str, int] = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
@@ -130,7 +133,8 @@ class Work:
         if spec is not None:
             assert self.augment.table is not None
             filling.spec, filling.memory = spec, self.device.image_memory(spec, len(plan))
-            filling.target = Target(filling.memory.array, self.augment.table)
+            rectangles = self.augment.rectangles(plan.keys, *spec.shape[1:])
+            filling.target = Target(filling.memory.array, self.augment.table, rectangles, self.augment.erased)
         return filling
 
     def _common_size(self, filling: Filling, spec: TensorSpec) -> TensorSpec | None:
@@ -185,7 +189,11 @@ class Work:
         plan, keep = filling.plan, filling.keep
         assert keep is not None
         collate = self.collate if filling.memory is None else self.stack
-        sent = self.device.send(collate(self._images(filling, keep), filling.encoded, keep, plan))
+        batch = collate(self._images(filling, keep), filling.encoded, keep, plan)
+        mix = None
+        if self.mixer is not None:
+            mix = partial(self.mixer(batch, plan.keys[0]), in_place=filling.memory is not None)
+        sent = self.device.send(batch, mix)
         self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
         return Finished(plan.number, len(keep), sent)
 
@@ -220,6 +228,8 @@ class Work:
             places = first_places(keep, len(filling.plan))
             staged = sorted(filling.staged, key=lambda part: int(part.rows[0]))  # tasks end in any order
             job = cast(DeviceDecoder, self.decoder).device_job(staged, places, filling.target)
+            if filling.target.rectangles is not None:
+                job = EraseJob(job, places, filling.target)
             judge = partial(self._judge, job.rows, filling.plan)
             return self.device.complete(job, filling.memory, filling.spec, keep, judge)
         array = filling.memory.array

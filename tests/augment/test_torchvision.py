@@ -13,8 +13,8 @@ from torchvision import transforms as v1
 from torchvision import tv_tensors
 from torchvision.transforms import InterpolationMode, v2
 
-from gpuload.augment import ops
-from gpuload.augment.torchvision import NotUnderstoodError, read_transform
+from gpuload.augment import batch_ops, ops
+from gpuload.augment.torchvision import NotUnderstoodError, read_batch_transform, read_transform
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 pytestmark = pytest.mark.filterwarnings("ignore:The transform `ToTensor:UserWarning")
@@ -269,7 +269,7 @@ def test_a_plan_prints_its_steps_with_shapes():
         v2.RandomHorizontalFlip(0.25),
         v2.ToImage(),
         v2.ToDtype(torch.float32, scale=True),
-        v2.RandomErasing(),
+        v2.RandomErasing(value="random"),
     )
     assert str(plan).splitlines() == [
         "decode                             fused       H x W x 3 uint8",
@@ -298,3 +298,82 @@ def test_the_output_size_where_it_is_one(chain: list[Any], size: tuple[int, int]
     assert plan.output_size == size
     spec = plan.tensor_spec(True)
     assert spec is not None and spec.open == (size is None)
+
+
+TO_FLOAT = (v2.CenterCrop(5), v2.ToImage(), v2.ToDtype(torch.float32, scale=True))
+
+
+@BOTH
+def test_erasing_at_the_end_is_fused(T: Any):
+    plan = read(*TO_FLOAT, T.RandomErasing(0.3, (0.1, 0.2), (0.5, 2.0), (0.25, 1, -3.0)), v2.ToPureTensor())
+    assert plan.erasing == batch_ops.RandomErasing(0.3, (0.1, 0.2), (0.5, 2.0), (0.25, 1.0, -3.0))
+    assert plan.rest is None and plan.erased is not None and plan.erased.tolist() == [0.25, 1.0, -3.0]
+    assert "RandomErasing(p=0.3, scale=(0.1, 0.2), ratio=(0.5, 2), value=(0.25, 1, -3))  fused" in str(plan)
+    assert not plan.same_as(read(*TO_FLOAT, T.RandomErasing(0.3, (0.1, 0.2), (0.5, 2.0), 4), v2.ToPureTensor()))
+    assert read(*TO_FLOAT, T.RandomErasing(value=7)).erased.tolist() == [7.0, 7.0, 7.0]
+
+
+@BOTH
+@pytest.mark.parametrize("made", [torch.uint8, torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", [None, torch.uint8, torch.bfloat16, torch.float64])
+def test_what_is_erased_holds_torchvisions_values_whatever_the_type(T: Any, made: torch.dtype, dtype: Any):
+    erasing = T.RandomErasing(1.0, (0.2, 0.3), value=(200.7, -1.9, 0.1))
+    chain = v2.Compose([v2.CenterCrop(9), v2.ToImage(), v2.ToDtype(made), erasing])
+    plan = read_transform(chain, dtype=dtype)
+    pixels = chain(Image.new("RGB", (9, 9), (5, 6, 7))).as_subclass(torch.Tensor).to(dtype or made).reshape(3, -1)
+    plain = torch.tensor([5, 6, 7]).to(made).to(dtype or made)[:, None]
+    inside = pixels[:, (pixels != plain).any(0)]
+    assert inside.shape[1] > 0 and plan.erased is not None
+    erased = torch.from_numpy(plan.erased.view(np.int16) if pixels.dtype.itemsize == 2 else plan.erased)
+    assert torch.equal(erased.view(pixels.dtype)[:, None].expand_as(inside), inside)
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("chain", "rest"),
+    [
+        (lambda T: [*TO_FLOAT, T.RandomErasing(value="random")], ("RandomErasing",)),
+        (lambda T: [*TO_FLOAT, T.RandomErasing(), v2.Normalize(MEAN, STD)], ("RandomErasing", "Normalize")),
+        (
+            lambda T: [*TO_FLOAT, T.RandomErasing(), v2.ToPureTensor(), v2.RandomHorizontalFlip()],
+            ("RandomErasing", "ToPureTensor", "RandomHorizontalFlip"),
+        ),
+        (lambda T: [*TO_FLOAT, T.RandomErasing(), T.RandomErasing()], ("RandomErasing", "RandomErasing")),
+        (lambda T: [v2.CenterCrop(5), T.RandomErasing(), v2.ToTensor()], ("RandomErasing", "ToTensor")),
+        (lambda T: [*TO_FLOAT, T.RandomErasing(value=(1, 2))], ("RandomErasing",)),
+    ],
+)
+def test_erasing_that_is_not_the_end_or_not_by_a_number_runs_per_sample(T: Any, chain: Any, rest: tuple[str, ...]):
+    plan = read(*chain(T))
+    assert plan.rest_names == rest and plan.erasing is None and plan.erased is None
+    assert "ToPureTensor" not in plan.pointwise
+
+
+def test_torchvisions_batch_transforms_are_read():
+    assert read_batch_transform(v2.MixUp(num_classes=9, alpha=0.2)) == batch_ops.MixUp(9, 0.2)
+    assert read_batch_transform(v2.CutMix()) == batch_ops.CutMix(None, 1.0)
+    several = v2.RandomChoice([v2.CutMix(num_classes=3), v2.MixUp(num_classes=3)], p=[3, 1])
+    assert read_batch_transform(several) == batch_ops.OneOf((batch_ops.CutMix(3), batch_ops.MixUp(3)), (0.75, 0.25))
+    own = batch_ops.MixUp(4, labels="kind")
+    assert read_batch_transform(own) is own
+
+
+class OtherMixUp(v2.MixUp):
+    """A subclass, that could do anything."""
+
+
+@pytest.mark.parametrize(
+    "transform",
+    [
+        OtherMixUp(num_classes=3),
+        hooked(v2.MixUp(num_classes=3)),
+        v2.MixUp(num_classes=3, labels_getter=lambda batch: batch[1]),
+        v2.RandomChoice([v2.MixUp(num_classes=3), v2.Identity()]),
+        v2.RandomChoice([v2.MixUp(num_classes=3), v2.RandomChoice([v2.CutMix(num_classes=3)])]),
+        v2.Identity(),
+        lambda images, labels: (images, labels),
+        None,
+    ],
+)
+def test_batch_transforms_that_are_something_else_are_not_read(transform: Any):
+    assert read_batch_transform(transform) is None

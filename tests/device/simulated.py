@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from gpuload.core.structure import map_leaves
 from gpuload.device.cuda import output_of
 from gpuload.device.memory import pageable
 
@@ -88,7 +89,9 @@ class SimulatedGpu:
     def recorded_event(self, stream: SimulatedStream) -> SimulatedEvent:
         return SimulatedEvent(stream, len(stream.operations))
 
-    def is_here(self, tensor: torch.Tensor) -> bool:
+    def is_here(self, tensor: Any) -> bool:
+        if not isinstance(tensor, torch.Tensor):
+            return False
         return tensor.device.type == "cpu" and tensor.untyped_storage().data_ptr() in self._here
 
     def wait(self, event: SimulatedEvent) -> None:
@@ -129,6 +132,17 @@ class SimulatedGpu:
         output = output_of(images)
         stream.operations.append(lambda: job.launch(self.launcher, upload.data_ptr(), scratch.data_ptr(), output))
 
+    launches = True
+
+    def mixed(self, batch: Any, mix: Callable[..., Any], stream: SimulatedStream) -> Any:
+        def launch(name: str, items: int, *arguments: int) -> None:
+            stream.operations.append(lambda: self.launcher.launch(name, items, *arguments))
+
+        mixed = mix(batch, launch=launch)
+        for leaf in (leaf for tree in (batch, mixed) for leaf in _tensors(tree)):
+            self._here[leaf.untyped_storage().data_ptr()] = leaf
+        return mixed
+
     def record_stream(self, tensor: torch.Tensor, stream: SimulatedStream) -> None:
         self.recorded.add((tensor.data_ptr(), stream.name))
 
@@ -140,3 +154,9 @@ class SimulatedGpu:
         stream.advance(len(stream.operations))
         assert (tensor.data_ptr(), stream.name) in self.recorded, "record_stream was not called for the reading stream"
         return tensor.clone()
+
+
+def _tensors(tree: Any) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+    map_leaves(lambda leaf: found.append(leaf) if isinstance(leaf, torch.Tensor) else None, tree)
+    return found

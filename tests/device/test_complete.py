@@ -118,6 +118,38 @@ def test_every_geometry_gives_the_cpus_batches(gpu: SimulatedGpu, folder: Path, 
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32, torch.float64])
+def test_what_is_erased_is_erased_on_the_device_too(
+    gpu: SimulatedGpu, folder: Path, dtype: torch.dtype, memory_format: torch.memory_format
+):
+    erasing = transforms.Compose([*TRAIN.transforms, transforms.RandomErasing(0.7, value=(0.4, 2.0, -1.0))])
+    options = {"dtype": dtype, "memory_format": memory_format}
+    learn(folder)
+    loader = loaded(folder, device="cuda", transform=erasing, **options)
+    truth, plain = loaded(folder, device="cpu", transform=erasing, **options), loaded(folder, device="cpu", **options)
+    differ = 0
+    for (images, _), (expected, _), (before, _) in zip(loader, truth, plain, strict=True):
+        assert torch.equal(gpu.read(images), expected)
+        differ += int((expected != before).flatten(1).any(1).sum())
+    assert loader.stats().decoders == {"native, on the GPU": 30} and 15 < differ < 27
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("op", [gpuload.MixUp(num_classes=2), gpuload.CutMix(num_classes=2)])
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+def test_batches_are_mixed_on_the_device_as_on_the_cpu(
+    gpu: SimulatedGpu, folder: Path, op: Any, memory_format: torch.memory_format
+):
+    learn(folder)
+    options = {"batch_transform": op, "memory_format": memory_format}
+    pairs = zip(loaded(folder, device="cuda", **options), loaded(folder, device="cpu", **options), strict=True)
+    for (images, labels), (cpu_images, cpu_labels) in pairs:
+        assert torch.equal(gpu.read(images), cpu_images) and torch.equal(gpu.read(labels), cpu_labels)
+        assert images.stride() == cpu_images.stride()
+
+
+@pytest.mark.full
 def test_a_first_epoch_is_the_cpus_and_teaches_the_second(gpu: SimulatedGpu, folder: Path):
     loader = loaded(folder, device="cuda")
     loader.set_epoch(0)
@@ -131,8 +163,9 @@ def test_a_first_epoch_is_the_cpus_and_teaches_the_second(gpu: SimulatedGpu, fol
 
 @pytest.mark.full
 @pytest.mark.parametrize("on_error", ["skip", "replace"])
+@pytest.mark.parametrize("more", [[], [transforms.RandomErasing(0.8)]], ids=["", "erased"])
 def test_bad_images_and_those_the_cpu_decodes_stand_where_they_should(
-    gpu: SimulatedGpu, folder: Path, tmp_path: Path, on_error: str
+    gpu: SimulatedGpu, folder: Path, tmp_path: Path, on_error: str, more: list[Any]
 ):
     mixed = tmp_path / "mixed"
     for number, path in enumerate(sorted(folder.rglob("*.jpg"))):
@@ -146,7 +179,8 @@ def test_bad_images_and_those_the_cpu_decodes_stand_where_they_should(
             Image.open(path).save(out, "JPEG", progressive=True)
             data = out.getvalue()
         target.write_bytes(data)
-    options = {"on_error": on_error, "order": "sequential"}
+    transform = transforms.Compose([*TRAIN.transforms, *more])
+    options = {"on_error": on_error, "order": "sequential", "transform": transform}
     truth = [(images, labels) for images, labels in loaded(mixed, device="cpu", **options)]
     loader = loaded(mixed, device="cuda", **options)
     for (images, labels), (cpu_images, cpu_labels) in zip(loader, truth, strict=True):
@@ -208,7 +242,7 @@ def test_without_room_for_another_batch_fewer_are_made_ahead(
     truth = [images for images, _ in loaded(folder, device="cpu")]
     sent, handed_over, refused = [], [], []
     send, hand_over = CudaDevice.send, CudaDevice.hand_over
-    monkeypatch.setattr(CudaDevice, "send", lambda self, batch: (send(self, batch), sent.append(1))[0])
+    monkeypatch.setattr(CudaDevice, "send", lambda self, *given: (send(self, *given), sent.append(1))[0])
     monkeypatch.setattr(CudaDevice, "hand_over", lambda self, one: (hand_over(self, one), handed_over.append(1))[0])
 
     def third() -> Exception | None:
