@@ -23,10 +23,11 @@ from gpuload.core.refs import as_ids
 from gpuload.core.structure import map_leaves
 from gpuload.engine.flow import WaitTimeoutError
 from gpuload.record import begin_record
+from gpuload.resume import Replaying
 from gpuload.wiring import Wiring
 
 
-class AcceleratedIterator(_BaseDataLoaderIter):
+class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
     """One epoch, or with persistent_workers one after another."""
 
     def __init__(self, loader: Any, wiring: Wiring):
@@ -53,7 +54,13 @@ class AcceleratedIterator(_BaseDataLoaderIter):
 
     def _begin(self, loader: Any) -> None:
         self._key_epoch = loader.epoch if self._given_seed is not None else self._resets
-        self._number = self._position = 0
+        self.progress = loader._progress
+        resumed = self.progress.resumed
+        if resumed.key_epoch is not None and resumed.base_seed is not None:
+            self._key_epoch, self._base_seed = resumed.key_epoch, resumed.base_seed
+        self.progress.key_epoch, self.progress.base_seed = self._key_epoch, self._base_seed
+        self.replay_from(resumed)
+        self._number, self._position = resumed.batches, 0
         self._primed = False
         self._held: Exception | None = None
         self._flow = self._wiring.engine.start(epoch=loader.epoch, depth=self._wiring.depth, in_order=self._in_order)
@@ -80,6 +87,10 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             return
         try:
             index = self._next_index()
+            while self._number in self.progress.resumed.also:
+                self._number += 1
+                self._position += len(index) if self._auto_collation else 1
+                index = self._next_index()
         except StopIteration:
             return
         except Exception as error:
@@ -89,7 +100,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             return
         ids = as_ids(list(index) if self._auto_collation else [index])
         world, rank = self._world
-        positions = (self._position + np.arange(len(ids))) * world + rank
+        positions = (self.replayed_samples + self._position + np.arange(len(ids))) * world + rank
         self._position += len(ids)
         seed = int(self._given_seed if self._given_seed is not None else self._base_seed)
         keys = sample_keys(seed=seed, epoch=self._key_epoch, positions=positions)
@@ -108,6 +119,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
                 finished = self._flow.take(self._timeout or None)
             except WaitTimeoutError:
                 raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds") from None
+            self.progress.took(finished.number)
             if not self._inline or finished.empty:
                 self._pull()
             if finished.error is not None:
@@ -126,6 +138,7 @@ class AcceleratedIterator(_BaseDataLoaderIter):
             held, self._held = self._held, None
             raise held
         self.record.ended()
+        self.progress.over = True
         self._wiring.engine.work.device.settle()
         self._flow.check_delivered()
         raise StopIteration

@@ -17,9 +17,10 @@ from torch.utils.data import dataloader
 from gpuload.batch_transform import known_batch_transform, mixer
 from gpuload.core.philox import sample_keys
 from gpuload.record import EpochRecord, begin_record
+from gpuload.resume import Replaying
 
 
-class _Clocked:
+class _Clocked(Replaying):
     record: EpochRecord
 
     def __init__(self, loader: Any, reasons: tuple[str, ...]):
@@ -28,10 +29,14 @@ class _Clocked:
         self._mixer, self._seed = None if mixing is None else mixer(mixing), loader.seed
         self.begin(loader)
         super().__init__(loader)  # type: ignore[call-arg]
+        self.progress.base_seed = self._base_seed  # type: ignore[attr-defined]
 
     def begin(self, loader: Any) -> None:
         here = torch.device("cpu")
         self.record = begin_record(loader, self, device=here, number=loader.epoch, reasons=self._reasons)
+        self.progress = loader._progress
+        self.replay_from(self.progress.resumed)
+        self._number, self._position = self.progress.resumed.batches, 0
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         if not first_iter:  # persistent workers: the same iterator, another epoch
@@ -43,17 +48,26 @@ class _Clocked:
         try:
             data = super()._next_data()  # type: ignore[misc]
         except StopIteration:
+            self.progress.over = True
             self.record.ended()
             raise
+        except Exception:
+            self._took()  # the next one follows, also when the consumer goes on
+            raise
+        self._took()
         images = _images(data)
         if self._mixer is not None:
             seed = self._seed if self._seed is not None else self._base_seed  # type: ignore[attr-defined]
-            key = sample_keys(
-                seed=int(seed), epoch=self.record.number, positions=np.array([self.record.consumer.images])
-            )
+            position = np.array([self.replayed_samples + self._position])
+            key = sample_keys(seed=int(seed), epoch=self.record.number, positions=position)
             data = self._mixer(data, key[0])(data, in_place=False)
+        self._position += images
         self.record.received(asked_at, images)
         return data
+
+    def _took(self) -> None:
+        self.progress.took(self._number)
+        self._number += 1
 
 
 class _SingleProcessDataLoaderIter(_Clocked, dataloader._SingleProcessDataLoaderIter):

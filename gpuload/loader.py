@@ -10,7 +10,7 @@ import logging
 import math
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
@@ -25,6 +25,7 @@ from gpuload.engine.stats import Stats
 from gpuload.fallback import torch_iterator
 from gpuload.plan import LoaderPlan, known_dtype, plan_loader
 from gpuload.record import EpochRecord
+from gpuload.resume import Progress, Resumed, resumed_from, state_of, tell_sampler
 from gpuload.sampling.order import Order
 
 T_co = TypeVar("T_co", covariant=True)
@@ -206,14 +207,44 @@ class DataLoader(TorchDataLoader[T_co]):
         self._next_epoch = 0
         self._told = False
         self.bad_samples = BadSamples()
+        self._resumed: Resumed | None = None
+        self._progress: Progress | None = None
         self._wiring: Any = None
         self._record: EpochRecord | None = None
 
     def __iter__(self) -> Any:
+        resumed, self._resumed = self._resumed, None
+        if resumed is not None:
+            self._next_epoch = resumed.epoch
+            tell_sampler(self, resumed.sampler_epoch)
         self.epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         if isinstance(self.sampler, OrderSampler):
             self.sampler.set_epoch(self.epoch)
-        return super().__iter__()
+        self._progress = Progress.begun(self, resumed)
+        if resumed is None or resumed.random is None:
+            return super().__iter__()
+        with resumed.random.again(self.generator):
+            iterator: Any = super().__iter__()
+            iterator.replay()
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the current epoch stands, below 10 KB: plain values, for any checkpoint.
+
+        Counted are the batches that were handed over, by the iterator that was made last; what was prefetched will be
+        made again. Raises ConfigError for an IterableDataset.
+        """
+        return state_of(self, self._progress)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """The next `iter(loader)` goes on where `state` was taken, without reading anything of what came before.
+
+        On the accelerated path the batches are those that would have come, to the bit. Raises ConfigError where the
+        state is of another data set, transform or configuration, and names the difference.
+        """
+        self._resumed = resumed_from(self, state)
+        if isinstance(self.sampler, OrderSampler) and isinstance(state.get("order_seed"), int):
+            self.sampler.seed = state["order_seed"]  # drawn, where none was given
 
     def _get_iterator(self) -> Any:
         plan = self.plan()
@@ -249,6 +280,13 @@ class DataLoader(TorchDataLoader[T_co]):
         Without a call each `iter(loader)` is the next epoch, a peek by `next(iter(loader))` too.
         """
         self._next_epoch = epoch
+        if self._resumed is not None and self._resumed.epoch != epoch:
+            warnings.warn(
+                f"set_epoch({epoch}) leaves the state that was loaded, in epoch {self._resumed.epoch}: what is left of "
+                "that one is not delivered",
+                stacklevel=2,
+            )
+            self._resumed = None
         for sampler in (self.sampler, self.batch_sampler):
             tell = getattr(sampler, "set_epoch", None)
             if tell is not None:
@@ -295,7 +333,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._record = record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_wiring": None, "_record": None, "bad_samples": None}
+        return {**vars(self), "_wiring": None, "_record": None, "_progress": None, "bad_samples": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state, bad_samples=BadSamples())
