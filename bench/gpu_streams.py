@@ -183,7 +183,8 @@ def waits(events: Sequence[Mapping[str, Any]]) -> dict[str, int]:
     made = [event for event in events if event.get("cat") in CALLS]
     launched = [event["ts"] for event in made if LAUNCH in event["name"]]
     waiting = (event for event in made if event["name"].endswith(SYNCHRONISING))
-    return dict(Counter(event["name"] for event in waiting if min(launched) < event["ts"] < max(launched)))
+    first, last = min(launched, default=0), max(launched, default=0)
+    return dict(Counter(event["name"] for event in waiting if first < event["ts"] < last))
 
 
 @dataclass(frozen=True)

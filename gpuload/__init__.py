@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from gpuload.dataset import ShardDataset
     from gpuload.decode.single import decode_jpeg
     from gpuload.loader import DataLoader
+    from gpuload.mixed import MixedDataset
+    from gpuload.numbered import Numbered
 
 __version__ = "0.1.0"
 
@@ -43,7 +45,9 @@ __all__ = [
     "GpuloadError",
     "MissingDependencyError",
     "MixUp",
+    "MixedDataset",
     "NotAcceleratedError",
+    "Numbered",
     "OneOf",
     "SampleError",
     "ShardDataset",
@@ -58,6 +62,8 @@ _HOMES = {
     "decode_jpeg": "gpuload.decode.single",
     "CutMix": "gpuload.augment.batch_ops",
     "MixUp": "gpuload.augment.batch_ops",
+    "MixedDataset": "gpuload.mixed",
+    "Numbered": "gpuload.numbered",
     "OneOf": "gpuload.augment.batch_ops",
 }
 

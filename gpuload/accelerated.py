@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import weakref
+from collections import deque
 from time import perf_counter
 from typing import Any
 
@@ -23,7 +24,7 @@ from gpuload.core.refs import as_ids
 from gpuload.core.structure import map_leaves
 from gpuload.engine.flow import WaitTimeoutError
 from gpuload.record import begin_record
-from gpuload.resume import Replaying
+from gpuload.resume import Replaying, own_plan
 from gpuload.wiring import Wiring
 
 
@@ -39,7 +40,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         self._channels_last = loader.memory_format is torch.channels_last and (
             wiring.plan.spec is None or wiring.plan.spec.open
         )
-        self._given_seed, self._resets = loader.seed, 0
+        self._given_seed, self._resets = loader.seed, 0  # that of a loader which divides is given, or 0
         sampler = loader.sampler
         self._world = (sampler.num_replicas, sampler.rank) if isinstance(sampler, DistributedSampler) else (1, 0)
         # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
@@ -60,9 +61,11 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self._key_epoch, self._base_seed = resumed.key_epoch, resumed.base_seed
         self.progress.key_epoch, self.progress.base_seed = self._key_epoch, self._base_seed
         self.replay_from(resumed)
+        self._ranks = own_plan(loader)
         self._number, self._position = resumed.batches, 0
         self._primed = False
         self._held: Exception | None = None
+        self._unjudged: deque[Any] = deque()
         self._flow = self._wiring.engine.start(epoch=loader.epoch, depth=self._wiring.depth, in_order=self._in_order)
         self._end = weakref.finalize(self, _cancel, self._flow, self._pid)
         self._end.atexit = False
@@ -100,7 +103,11 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             return
         ids = as_ids(list(index) if self._auto_collation else [index])
         world, rank = self._world
-        positions = (self.replayed_samples + self._position + np.arange(len(ids))) * world + rank
+        first = self.replayed_samples + self._position
+        if self._ranks is not None:
+            positions = self._ranks.positions_of(first, first + len(ids))
+        else:
+            positions = (first + np.arange(len(ids))) * world + rank
         self._position += len(ids)
         seed = int(self._given_seed if self._given_seed is not None else self._base_seed)
         keys = sample_keys(seed=seed, epoch=self._key_epoch, positions=positions)
@@ -110,6 +117,8 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
     def _next_data(self) -> Any:
         self._check_process()
         asked_at = perf_counter()
+        device = self._wiring.engine.work.device
+        device.judge(self._unjudged, wait=False)
         if not self._primed:
             self._prime()
         elif self._flow.outstanding == 0:
@@ -129,7 +138,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
                     del finished  # else the error, which keeps this frame, would keep itself
             if finished.empty:
                 continue
-            batch = self._wiring.engine.work.device.hand_over(finished.sent)
+            batch = device.hand_over(finished.sent, self._unjudged)
             if self._channels_last:
                 batch = map_leaves(_to_channels_last, batch)
             self.record.received(asked_at, finished.images)
@@ -139,7 +148,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             raise held
         self.record.ended()
         self.progress.over = True
-        self._wiring.engine.work.device.settle()
+        device.judge(self._unjudged, wait=True)
         self._flow.check_delivered()
         raise StopIteration
 

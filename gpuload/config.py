@@ -32,7 +32,12 @@ REMOTE_FETCH_THREADS = 4
 STOP_WAIT_S = 2.0
 """Longest wait for the loader's threads when it is closed or the interpreter exits (promise 5)."""
 
+RANKS_WAIT_S = 120.0
+"""How long ranks that divide a data set wait for each other before their first epoch: one may still be compiling."""
+
 ON_ERROR = ("raise", "skip", "replace")
+ORDERS = ("shuffle", "block", "sequential")
+EVEN = ("pad", "drop", "exact")
 DECODERS = ("auto", "native", "pillow", "dali")
 FIDELITIES = ("exact", "fast")
 ENTROPY_INDEX = ("learn", "read", "off")
@@ -48,6 +53,7 @@ def check(
     seed: int | None,
     order: str | None,
     max_device_bytes: int,
+    even: str,
 ) -> None:
     """Raises ConfigError that names the argument of DataLoader, what it was given and what it takes."""
     _one_of("decoder", decoder, DECODERS)
@@ -56,8 +62,9 @@ def check(
     _one_of("on_error", on_error, ON_ERROR)
     if accelerate not in (True, False, "require"):
         raise ConfigError(f'accelerate must be True, False or "require", got {accelerate!r}')
-    if order not in (None, "shuffle", "sequential"):
-        raise ConfigError(f'order must be "shuffle", "sequential" or None, got {order!r}')
+    if order is not None:
+        _one_of("order", order, ORDERS)
+    _one_of("even", even, EVEN)
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int)):
         raise ConfigError(f"seed must be an int or None, got {seed!r}")
     if isinstance(max_device_bytes, bool) or not isinstance(max_device_bytes, int) or max_device_bytes < 0:

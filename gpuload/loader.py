@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
 
 from gpuload import config
 from gpuload.batch_transform import known_batch_transform
@@ -23,10 +22,11 @@ from gpuload.core.errors import ConfigError, NotAcceleratedError
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.stats import Stats
 from gpuload.fallback import torch_iterator
+from gpuload.order_sampler import OrderSampler
 from gpuload.plan import LoaderPlan, known_dtype, plan_loader
+from gpuload.ranks_here import check_ranks, rank_of, warn_undivided
 from gpuload.record import EpochRecord
-from gpuload.resume import Progress, Resumed, resumed_from, state_of, tell_sampler
-from gpuload.sampling.order import Order
+from gpuload.resume import Progress, Resumed, resumed_from, setup_of, state_of, tell_sampler
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -59,30 +59,6 @@ def _check_formats(device: Any, dtype: Any, memory_format: Any) -> None:
         raise ConfigError(f'device must be "auto", "cpu" or a CUDA device, got {device!r}')
 
 
-class OrderSampler(Sampler[int]):
-    """gpuload's own order as a torch sampler. dataset: anything with a length, looked at anew each epoch."""
-
-    def __init__(self, dataset: Any, order: str, seed: int):
-        self.dataset, self.order, self.seed, self.epoch = dataset, order, seed, 0
-        world = os.environ.get("WORLD_SIZE", "1")
-        if world not in ("", "1"):
-            warnings.warn(
-                f"order={order!r} gives each of the {world} ranks the whole data set in the same order; to divide it, "
-                "pass sampler=torch.utils.data.DistributedSampler(dataset) in its place",
-                stacklevel=3,
-            )
-
-    def set_epoch(self, epoch: int) -> None:
-        """Which epoch the next iteration is."""
-        self.epoch = epoch
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(Order(self.order, len(self.dataset), self.seed, self.epoch))
-
-
 class DataLoader(TorchDataLoader[T_co]):
     """torch.utils.data.DataLoader with the work done by gpuload's engine: the same samples in the same order.
 
@@ -107,8 +83,13 @@ class DataLoader(TorchDataLoader[T_co]):
         delivered, with draws of its own; labels become float (n, classes).
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
-    seed, order: gpuload's own order, "shuffle" or "sequential", and augmentation, as a function of
-        (seed, epoch, position); see `set_epoch`. Not given: torch's order, and seeds drawn from torch's generator.
+    seed, order: gpuload's own order, "shuffle", "block" (shuffled in blocks of neighbours, which remote shards like) or
+        "sequential", and augmentation, as a function of (seed, epoch, position); see `set_epoch`. Not given: torch's
+        order, and seeds drawn from torch's generator.
+    shard: divide the epoch between ranks: "auto" (torch.distributed's rank, else torchrun's), or (rank, world). The
+        ranks' batches together are the same for any world size with the same batch_size * world. None: every rank
+        gets all, unless a sampler divides. even: how it ends, "pad" (repeat some), "drop" or "exact" (ranks may differ
+        by a batch).
     accelerate: False: torch's own path; "require": raise NotAcceleratedError rather than take it.
     progress: one live line on stderr.
 
@@ -148,6 +129,8 @@ class DataLoader(TorchDataLoader[T_co]):
         on_error: str = "raise",
         seed: int | None = None,
         order: str | None = None,
+        shard: Any = None,
+        even: str = "pad",
         accelerate: bool | str = True,
         progress: bool = False,
     ):
@@ -160,6 +143,7 @@ class DataLoader(TorchDataLoader[T_co]):
             seed=seed,
             order=order,
             max_device_bytes=max_device_bytes,
+            even=even,
         )
         if known_batch_transform(batch_transform) is not None and batch_size is None and batch_sampler is None:
             raise ConfigError("batch_transform mixes batches, and batch_size=None asks for single samples")
@@ -171,10 +155,21 @@ class DataLoader(TorchDataLoader[T_co]):
                 raise ValueError("prefetch_factor option should be non-negative")
             prefetch_factor = None  # torch has no depth without worker processes; gpuload has
         own = order or ("shuffle" if seed is not None and shuffle else None)
+        if shard is not None:
+            own = own or ("shuffle" if shuffle else "sequential")
         if own is not None and not isinstance(sampler, (OrderSampler, DistributedSampler)):  # one injected later wins
             if sampler is not None or batch_sampler is not None or (order is not None and shuffle):
-                raise ConfigError(f"order={own!r} is mutually exclusive with shuffle, sampler and batch_sampler")
-            sampler, shuffle = OrderSampler(dataset, own, _drawn_seed(generator) if seed is None else seed), None
+                asked = f"order={own!r}" if shard is None else f"shard={shard!r}"
+                raise ConfigError(f"{asked} is mutually exclusive with shuffle, sampler and batch_sampler")
+            if shard is not None and seed is None:
+                seed = 0  # all ranks need the same, as torch's DistributedSampler has it
+            own_seed = _drawn_seed(generator) if seed is None else seed
+            sampler, shuffle = (
+                OrderSampler(
+                    dataset, own, own_seed, shard=rank_of(shard), batch_size=batch_size, even=even, drop_last=drop_last
+                ),
+                None,
+            )
         super().__init__(
             dataset,
             batch_size,
@@ -202,11 +197,12 @@ class DataLoader(TorchDataLoader[T_co]):
         self.decoder, self.fidelity, self.entropy_index = decoder, fidelity, entropy_index
         self.max_device_bytes, self.batch_transform = max_device_bytes, batch_transform
         self.on_error, self.accelerate, self.progress = on_error, accelerate, progress
-        self.seed, self.order = seed, order
+        self.seed, self.order, self.shard, self.even = seed, order, shard, even
         self.epoch = 0
         self._next_epoch = 0
         self._told = False
         self.bad_samples = BadSamples()
+        self._met_ranks = False
         self._resumed: Resumed | None = None
         self._progress: Progress | None = None
         self._wiring: Any = None
@@ -220,6 +216,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self.epoch, self._next_epoch = self._next_epoch, self._next_epoch + 1
         if isinstance(self.sampler, OrderSampler):
             self.sampler.set_epoch(self.epoch)
+            self.sampler.start = resumed.position if resumed is not None else 0
+        self._meet_ranks()
         self._progress = Progress.begun(self, resumed)
         if resumed is None or resumed.random is None:
             return super().__iter__()
@@ -227,6 +225,16 @@ class DataLoader(TorchDataLoader[T_co]):
             iterator: Any = super().__iter__()
             iterator.replay()
         return iterator
+
+    def _meet_ranks(self) -> None:
+        """Before the first epoch: ranks that divide a data set must agree, and those that don't are told."""
+        if self._met_ranks:
+            return
+        self._met_ranks = True
+        if self.shard is not None:
+            check_ranks(setup_of(self), config.RANKS_WAIT_S)
+        elif type(self.sampler) in (OrderSampler, RandomSampler, SequentialSampler):
+            warn_undivided()
 
     def state_dict(self) -> dict[str, Any]:
         """Where the current epoch stands, below 10 KB: plain values, for any checkpoint.

@@ -23,9 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils.data import IterableDataset
+from torch.utils.data import BatchSampler, IterableDataset
 
 from gpuload.core.errors import ConfigError
+from gpuload.order_sampler import OrderSampler
+from gpuload.sampling.ranks import RankPlan
 
 VERSION = 1
 _NAMES = 64  # of samples, evenly spread, whose names stand for a data set
@@ -75,11 +77,12 @@ class Resumed:
     base_seed: int | None
     random: RandomStates | None
     sampler_epoch: int | None
+    position: int
 
     @classmethod
     def none(cls) -> Resumed:
         """From the epoch's beginning."""
-        return cls(0, 0, frozenset(), None, None, None, None)
+        return cls(0, 0, frozenset(), None, None, None, None, 0)
 
 
 @dataclass
@@ -153,12 +156,21 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
         return state | {"epoch": epoch, "batches": 0, "also": []}
     if not loader.in_order and not loader.plan().accelerated:
         raise ConfigError("state_dict: with in_order=False torch's path does not say which batches were handed over")
+    if (plan := own_plan(loader)) is not None:
+        return state | {
+            "epoch": progress.epoch,
+            "batches": 0,  # of the epoch's rest
+            "also": sorted(number - progress.batches for number in progress.also),
+            "position": plan.position_after(progress.batches),
+            "key_epoch": progress.key_epoch,
+            "base_seed": progress.base_seed if loader.seed is None else None,
+        }
     return state | {
         "epoch": progress.epoch,
         "batches": progress.batches,
         "also": sorted(progress.also),
         "key_epoch": progress.key_epoch,
-        "base_seed": progress.base_seed,
+        "base_seed": progress.base_seed if loader.seed is None else None,
         "rng": {"default": progress.random.default, "own": progress.random.own},
         "sampler_epoch": progress.sampler_epoch,
     }
@@ -181,17 +193,22 @@ def resumed_from(loader: Any, state: Mapping[str, Any]) -> Resumed:
             base_seed=state.get("base_seed"),
             random=None if rng is None else RandomStates(bytes(rng["default"]), rng["own"] and bytes(rng["own"])),
             sampler_epoch=state.get("sampler_epoch"),
+            position=_whole(state.get("position", 0)),
         )
         if resumed.random is not None:
             for packed in (resumed.random.default, resumed.random.own):
                 assert packed is None or _unpacked(packed).numel() > 0
     except (KeyError, TypeError, ValueError, AssertionError, zlib.error) as error:
         raise ConfigError(f"load_state_dict: the state is damaged: {type(error).__name__}: {error}") from error
-    wrong = [name for name in sorted({*mine, *theirs}) if mine.get(name) != theirs.get(name)]
+    may_differ = {"batch_size", "world"} if own_plan(loader) is not None and not resumed.also else set()
+    names = sorted({*mine, *theirs} - may_differ)
+    wrong = [name for name in names if mine.get(name) != theirs.get(name)]
     if wrong:
         told = "; ".join(f"{name} was {theirs.get(name)!r} and is {mine.get(name)!r}" for name in wrong)
         raise ConfigError(f"load_state_dict: the state is of another loader: {told}")
     length = mine["batches"]
+    if resumed.position > mine["samples"]:
+        raise ConfigError(f"load_state_dict: position {resumed.position} of an epoch of {mine['samples']} samples")
     if length is not None and resumed.batches > length:
         raise ConfigError(f"load_state_dict: {resumed.batches} batches were delivered of an epoch of {length}")
     return resumed
@@ -212,12 +229,14 @@ def setup_of(loader: Any) -> dict[str, Any]:
     return {
         "dataset": _dataset_name(loader.dataset),
         "samples": len(loader.dataset),
-        "batches": _length(loader),
+        "batches": _length(loader) if own_plan(loader) is None else None,  # ranks may differ by one, and what is left
         "batch_size": loader.batch_size,
         "drop_last": loader.drop_last,
         "sampler": type(sampler).__name__,
         "order": loader.order,
         "seed": loader.seed,
+        "even": loader.even,
+        "world": loader.sampler.shard.world if isinstance(loader.sampler, OrderSampler) else None,
         "transform": _shortened(str(transform)),
         "path": "accelerated" if plan.accelerated else "torch",
         "decoder": plan.decoder,
@@ -225,6 +244,13 @@ def setup_of(loader: Any) -> dict[str, Any]:
         "dtype": str(loader.dtype),
         "batch_transform": _shortened(str(loader.batch_transform)),
     }
+
+
+def own_plan(loader: Any) -> RankPlan | None:
+    """The division of the epoch that began last, where the order is gpuload's own and torch's BatchSampler cuts it."""
+    if isinstance(loader.sampler, OrderSampler) and type(loader.batch_sampler) in (BatchSampler, type(None)):
+        return loader.sampler.plan()
+    return None
 
 
 def _dataset_name(dataset: Any) -> str:

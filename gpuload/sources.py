@@ -22,6 +22,8 @@ from gpuload.core.refs import as_ids, whole_files
 from gpuload.core.structure import IMAGE, Column, Placed, place
 from gpuload.dataset import ShardDataset
 from gpuload.fetch.reader import LocalReader
+from gpuload.mixed import MixedDataset, MixedSource
+from gpuload.numbered import Numbered, NumberedSource
 
 _ONE_THREAD = "get_encoded is called from one thread at a time; encoded_thread_safe = True lets several call it"
 
@@ -48,6 +50,12 @@ def understand(dataset: Dataset[Any]) -> Understood:
         inner = understand(dataset.dataset)  # type: ignore[attr-defined]
         what = f"Subset of {inner.what}"
         return Understood(what, inner.transform, lambda: SubsetSource(dataset, inner.open_source()), inner.notes)
+    if kind is Numbered:
+        inner = understand(dataset.dataset)  # type: ignore[attr-defined]
+        what = f"{inner.what}, numbered"
+        return Understood(what, inner.transform, lambda: NumberedSource(dataset, inner.open_source()), inner.notes)
+    if kind is MixedDataset:
+        return _mixed(dataset)  # type: ignore[arg-type]
     if callable(getattr(dataset, "get_encoded", None)) and not isinstance(dataset, ShardDataset):
         _nothing_overrides(dataset)
         if not hasattr(dataset, "transform"):
@@ -59,6 +67,16 @@ def understand(dataset: Dataset[Any]) -> Understood:
         _same_methods(dataset, ShardDataset, ("__getitem__", "__len__", "get_encoded", "refs", "columns"))
         return Understood(repr(dataset), dataset.transform, lambda: ShardSource(dataset))
     return _folder(dataset)
+
+
+def _mixed(dataset: MixedDataset) -> Understood:
+    parts = [understand(part) for part in dataset.datasets]
+    transform = parts[0].transform
+    if any(part.transform is not transform and part.transform != transform for part in parts):
+        raise NotUnderstoodError("the data sets of a mixture have transforms of their own: pass one object to all")
+    what = "mixture of " + ", ".join(part.what for part in parts)
+    notes = tuple(dict.fromkeys(note for part in parts for note in part.notes))
+    return Understood(what, transform, lambda: MixedSource(dataset, [part.open_source() for part in parts]), notes)
 
 
 def _folder(dataset: Dataset[Any]) -> Understood:

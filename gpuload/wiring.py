@@ -40,6 +40,7 @@ class Wiring:
         self.plan = plan
         self._made_for = _identity(loader)
         device = resolve(loader.device)
+        mixing = known_batch_transform(loader.batch_transform)
         source = plan.understood.open_source()
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
         threads = plan.threads
@@ -55,7 +56,6 @@ class Wiring:
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
         self.depth = loader.depth
-        mixing = known_batch_transform(loader.batch_transform)
         work = Work(
             source=source,
             augment=plan.augment,

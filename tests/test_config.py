@@ -106,6 +106,7 @@ USUAL: dict[str, Any] = {
     "seed": None,
     "order": None,
     "max_device_bytes": 0,
+    "even": "pad",
 }
 
 
@@ -117,7 +118,8 @@ USUAL: dict[str, Any] = {
         ("decoder", "nvjpeg", "decoder must be one of 'auto', 'native', 'pillow', 'dali', got 'nvjpeg'"),
         ("on_error", "ignore", "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         ("accelerate", "always", "accelerate must be True, False or \"require\", got 'always'"),
-        ("order", "random", 'order must be "shuffle", "sequential" or None, got \'random\''),
+        ("order", "random", "order must be one of 'shuffle', 'block', 'sequential', got 'random'"),
+        ("even", "odd", "even must be one of 'pad', 'drop', 'exact', got 'odd'"),
         ("seed", 1.5, "seed must be an int or None, got 1.5"),
         ("seed", True, "seed must be an int or None, got True"),
         ("max_device_bytes", -1, "max_device_bytes must be a number of bytes, 0 for none, got -1"),

@@ -21,14 +21,16 @@ def store_rows(target: Target, decoded: DecodedRows) -> None:
     for place, row in enumerate(decoded.rows):
         image = decoded.images[place]
         if image is not None:
-            if image.shape[:2] != target.array.shape[2:]:
-                decoded.failures[row] = ValueError(f"decoded to {image.shape[:2]}, not {target.array.shape[2:]} pixels")
+            if image.shape[:2] != target.image_size:
+                decoded.failures[row] = ValueError(f"decoded to {image.shape[:2]}, not {target.image_size} pixels")
                 continue
             geometry = decoded.geometry[place]
             lookup_store(image, target.table, geometry["flip_h"].item(), geometry["flip_v"].item(), target.array[row])
     if target.rectangles is not None and target.erased is not None:
-        rows = np.array(decoded.rows, np.int64)
-        erase(target.array, rows, target.rectangles[rows], target.erased)
+        left = [] if decoded.staged is None else decoded.staged.rows  # the device erases its own
+        rows = np.setdiff1d(np.array(decoded.rows, np.int64), left, assume_unique=True)
+        if len(rows):
+            erase(target.array, rows, target.rectangles[rows], target.erased)
 
 
 def finish_rows(

@@ -6,7 +6,7 @@ passing it on.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -101,15 +101,28 @@ NEVER = np.zeros(1, np.uint8)
 class Target:
     """F. Where the rows of a batch end: a decoder may put them there itself.
 
-    array: (n, 3, H, W), the whole batch's memory, any strides, an element's bytes side by side. table: (3, 256), what
-    is stored for each value of each channel, of array's type. rectangles: int32 (n, 4), left, top, width and height of
-    what is then set to `erased`, (3,) of array's type, in each row; None: nothing is.
+    memory: the whole batch's, (n, 3, H, W), any strides, an element's bytes side by side; or what gives it when it is
+    first needed, since a device may make all rows: then size is (H, W). table: (3, 256), what is stored for each value
+    of each channel, of its type. rectangles: int32 (n, 4), left, top, width and height of what is then set to `erased`,
+    (3,) of that type, in each row; None: nothing is.
     """
 
-    array: np.ndarray
+    memory: np.ndarray | Callable[[], np.ndarray]
     table: np.ndarray
     rectangles: np.ndarray | None = None
     erased: np.ndarray | None = None
+    size: tuple[int, int] | None = None
+
+    @cached_property
+    def array(self) -> np.ndarray:
+        """The memory: (n, 3, H, W)."""
+        return self.memory if isinstance(self.memory, np.ndarray) else self.memory()
+
+    @property
+    def image_size(self) -> tuple[int, int]:
+        """(H, W) of the batch's images."""
+        height, width = self.size or self.array.shape[2:]
+        return height, width
 
     @cached_property
     def array_bytes(self) -> np.ndarray:

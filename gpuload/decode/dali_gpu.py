@@ -124,7 +124,7 @@ class DaliGpuDecoder:
             images = [image[:, :, :3] for output in outputs for image in output.arrays()]
             for place, image, region in zip(places.tolist(), images, regions, strict=True):
                 out.images[place] = windowed(image, region, self._resampling.fill)
-        elif len(places) and (regions["window"] == target.array.shape[2:]).all():
+        elif len(places) and (regions["window"] == target.image_size).all():
             out.staged = DaliStaged(places + rows.start, regions, out.geometry[places], tuple(outputs))
             out.stored.update(places.tolist())
             out.decoders[self.name] = len(places)

@@ -25,6 +25,8 @@ from gpuload.kernels.huffman import TABLE_SIZE
 FIRSTS = {"first_block": 128 + 1 + 64, "first_pixel": 4, "first_middle": 4, "first_row": 0, "first_weight": 4}
 """The fields that count an image's share of the scratch memory, and the bytes of one of each."""
 
+SCRATCH_ALIGNMENT = 128
+
 
 @dataclass(frozen=True)
 class Staged:
@@ -88,9 +90,9 @@ class DeviceJob:
     def upload_bytes(self) -> int:
         return self._sections["end"]
 
-    @property
+    @cached_property
     def scratch_bytes(self) -> int:
-        return self._scratch["end"]
+        return self._scratch["end"] + max(self._scratch_of(group)["end"] for group in self._groups)
 
     @cached_property
     def _groups(self) -> list[_Group]:
@@ -126,14 +128,17 @@ class DeviceJob:
 
     @cached_property
     def _scratch(self) -> dict[str, int]:
-        most = [max((group.totals[i] for group in self._groups), default=0) for i in range(len(FIRSTS))]
-        blocks, pixels, middle, _, weights = most
-        images = max((group.count for group in self._groups), default=0)
+        """What all groups share: where it begins, and where the groups' own begins."""
+        return _laid_out(
+            {"status": 4 * len(self._images), "built": 4 * TABLE_SIZE * self._table_count}, SCRATCH_ALIGNMENT
+        )
+
+    def _scratch_of(self, group: _Group) -> dict[str, int]:
+        """A group's own, over that of the group before: where each part begins behind what is shared."""
+        blocks, pixels, middle, _, weights = group.totals
         return _laid_out(
             {
-                "status": 4 * len(self._images),
-                "built": 4 * TABLE_SIZE * self._table_count,
-                "layouts": 4 * LAYOUT_SIZE * images,
+                "layouts": 4 * LAYOUT_SIZE * group.count,
                 "coefficients": 128 * blocks,
                 "last": blocks,
                 "planes": 64 * blocks,
@@ -141,7 +146,7 @@ class DeviceJob:
                 "weights": 4 * weights,
                 "middle": 4 * middle,
             },
-            128,
+            SCRATCH_ALIGNMENT,
         )
 
     def write(self, upload: np.ndarray) -> None:
@@ -177,21 +182,24 @@ class DeviceJob:
     def launch(self, launcher: Launcher, upload: int, scratch: int, output: DeviceOutput) -> None:
         """Launch everything; upload and scratch are addresses on the device, of scratch_bytes and upload_bytes."""
         up = {name: upload + begin for name, begin in self._sections.items()}
-        at = {name: scratch + begin for name, begin in self._scratch.items()}
+        shared = {name: scratch + begin for name, begin in self._scratch.items()}
         definitions_bytes = self._sections["quant"] - self._sections["definitions"]
         data_bytes = self._data_bytes + DATA_PADDING
         tables = self._table_count
-        launcher.launch("build_tables", tables, tables, up["tables"], up["definitions"], definitions_bytes, at["built"])
+        launcher.launch(
+            "build_tables", tables, tables, up["tables"], up["definitions"], definitions_bytes, shared["built"]
+        )
         for number, group in enumerate(self._groups):
             n = group.count
             images = up["images"] + IMAGE.itemsize * (group.images + number)
             segments = up["segments"] + SEGMENT.itemsize * group.segments
-            status = at["status"] + 4 * group.images
+            at = {name: shared["end"] + begin for name, begin in self._scratch_of(group).items()}
+            status = shared["status"] + 4 * group.images
             blocks, pixels, middle, rows, _ = group.totals
             launcher.launch("lay_out_images", n, n, images, at["layouts"], status)
             launcher.launch(
                 "decode_segments", group.segment_count, group.segment_count, segments, images, at["layouts"],
-                up["data"], data_bytes, at["built"], tables, at["coefficients"], at["last"], blocks, status,
+                up["data"], data_bytes, shared["built"], tables, at["coefficients"], at["last"], blocks, status,
             )  # fmt: skip
             launcher.launch(
                 "transform_blocks", blocks, n, blocks, images, up["quant"], at["coefficients"], at["last"], at["planes"]

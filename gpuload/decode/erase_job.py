@@ -20,7 +20,7 @@ class EraseJob:
         assert target.rectangles is not None and target.erased is not None
         self._job, self._values = job, target.erased
         self.rows = job.rows
-        self._items = items_of(places[job.rows], target.rectangles[job.rows], *target.array.shape[2:])
+        self._items = items_of(places[job.rows], target.rectangles[job.rows], *target.image_size)
         self._begin = -(-job.upload_bytes // ALIGNMENT) * ALIGNMENT
 
     @property

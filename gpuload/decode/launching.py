@@ -6,6 +6,7 @@ Owns what the user is told where that can't be: kernels know no extras and no ar
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -35,7 +36,9 @@ def launcher_on(device: int, cuda_major: int) -> Callable[[int], Launcher]:
     from gpuload.kernels.cuda_launch import GpuKernelsError, cuda_kernels  # here: CuPy and numba-cuda are optional
 
     try:
-        kernels = cuda_kernels(device, cuda_major)
+        # In a thread of its own: some versions of numba-cuda leave the device that they compile for current.
+        with ThreadPoolExecutor(1) as compiling:
+            kernels = compiling.submit(cuda_kernels, device, cuda_major).result()
     except GpuKernelsError as error:
         raise MissingDependencyError(
             f"JPEGs cannot be decoded on the GPU: {error}. max_device_bytes=0 decodes them on the CPU"

@@ -36,6 +36,7 @@ from gpuload.kernels.jpeg_plan import JOB_SIZE
 
 TASK_BYTES = 512 << 10  # encoded: 5 photographs, some 3 ms of work
 STAGED_TASK_BYTES = 4 << 20  # where a GPU decodes: 40 photographs, 1.4 ms; at 8 of them staging takes twice as long
+MOST_STAGED_BYTES = 1 << 31  # encoded, a batch: the kernels count bytes in 31 bits
 TASK_ROWS = (8, 64)  # at least and at most: a task costs some 150 us of Python, and a batch must be shared out
 MOST_PIXELS = 1 << 26  # larger images go to Pillow, which has a limit of its own; the kernels count in 32 bits
 FROM_POINTS = "native, from seek points"  # how those images are counted whose scan was not walked from its start
@@ -168,7 +169,7 @@ class NativeDecoder:
         if self._rule is None and resampled.any():
             self._resize_apart(headers, ours, out, stop)
         elif target is not None:
-            if self._stager is not None and len(ours):
+            if self._stager is not None and len(ours) and encoded.data.nbytes < MOST_STAGED_BYTES:
                 ours = self._leave_to_device(self._stager, headers, ours, out, target, stop)
             self._store(headers, ours, out, target, stop)
         else:
@@ -195,6 +196,8 @@ class NativeDecoder:
 
     def _store(self, headers: _Headers, ours: np.ndarray, out: DecodedRows, target: Target, stop: np.ndarray) -> None:
         """Decode into the batch."""
+        if not len(ours):
+            return
         places = np.arange(out.rows.start, out.rows.stop)
         status = self._run(
             headers, ours, jobs(out.geometry, headers.header), places, target.table_bytes, target.array_bytes,
@@ -212,7 +215,7 @@ class NativeDecoder:
         stop: np.ndarray,
     ) -> np.ndarray:
         """Stage what the GPU can have; the places of the others."""
-        height, width = target.array.shape[2:]
+        height, width = target.image_size
         staged = stager.stage(
             *list(vars(headers).values())[:-1], ours=ours, jobs=jobs(out.geometry, headers.header),
             first_row=out.rows.start, size=(height, width), stop=stop,

@@ -7,7 +7,8 @@ Owns the stream, the copies, what is launched, and their events. Rules (tests/de
 3. Host memory under a copy is kept until the copy's event has happened, also when the loader is gone by then.
 4. One copy takes all that a batch's job needs; rows that the CPU decoded follow, a copy a run of them.
 5. What the GPU says of the images that it decoded comes back by a copy on the same stream. It is judged when the batch
-   is handed over if the copy has happened by then, else as soon as it has: at the latest when the epoch ends.
+   is handed over if the copy has happened by then, else before a later one is taken: at the latest when the epoch ends.
+6. What a user's collate_fn did on its thread's current stream happens before what the loader's stream does with it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,8 @@ from gpuload.device.host import (
     ImageMemory,
     ImagePool,
     Judge,
+    Made,
+    Outgoing,
     image_bytes,
     page_locked,
     shaped_tensor,
@@ -50,11 +53,12 @@ class _Sent:
     batch: Any
     here: tuple[torch.Tensor, ...]
     event: Any
+    verdict: _Verdict | None
 
 
 @dataclass(frozen=True)
 class _Verdict:
-    """What came back of a job: status is valid once `event` has happened."""
+    """What comes back of a job: status, int32 as bytes, is valid once `event` has happened."""
 
     event: Any
     status: torch.Tensor
@@ -132,8 +136,15 @@ class TorchRuntime:
     def record_stream(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)
 
-    def _on(self, stream: Any) -> Any:
-        return torch.cuda.stream(stream)  # sets the stream's device too
+    def follow(self, stream: Any) -> None:
+        """What `stream` is given from now on waits for what the calling thread's current one has."""
+        stream.wait_stream(self.current_stream())
+
+    @contextmanager
+    def _on(self, stream: Any) -> Iterator[None]:
+        # The device first: going back to a stream of device 0, on which a new thread begins, makes a context there.
+        with torch.cuda.device(self._device), torch.cuda.stream(stream):
+            yield
 
 
 _Copying = deque[tuple[Any, list[Any]]]
@@ -141,6 +152,13 @@ _Copying = deque[tuple[Any, list[Any]]]
 
 _LINGERING: deque[_Copying] = deque(maxlen=64)
 """What was under way when its device was dropped: more than these few are long done."""
+
+_LINGERING_LOCK = threading.Lock()
+
+
+def _forget_done(copying: _Copying) -> None:
+    while copying and copying[0][0].query():
+        copying.popleft()
 
 
 class CudaDevice:
@@ -152,22 +170,29 @@ class CudaDevice:
         self.name = str(device)
         self._runtime = runtime
         self._images = ImagePool(keep=keep, allocate=self._runtime.allocate)
-        self._uploads = _Uploads(keep=keep, allocate=self._runtime.allocate)
+        self._uploads = _Blocks(keep=keep, allocate=self._runtime.allocate)
+        self._statuses = _Blocks(keep=keep, allocate=self._runtime.allocate)
         self._stream = self._runtime.new_stream()
         self._copying: _Copying = deque()
         weakref.finalize(self, _LINGERING.append, self._copying).atexit = False
-        self._verdicts: deque[_Verdict] = deque()
         self._lock = threading.Lock()  # several decode threads may finish batches at once
 
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory:
         return self._images.take(spec, rows)
 
+    @property
+    def mixes(self) -> bool:
+        return bool(self._runtime.launches)
+
     def complete(
-        self, job: DeviceJob, memory: ImageMemory, spec: TensorSpec, keep: np.ndarray, judge: Judge
-    ) -> torch.Tensor:
-        upload = self._uploads.take(job.upload_bytes)
+        self, job: DeviceJob, memory: Callable[[], ImageMemory], spec: TensorSpec, keep: np.ndarray, judge: Judge
+    ) -> Made:
+        with self._wrapped():
+            upload = self._uploads.take(job.upload_bytes)
+            status = self._statuses.take(job.status.stop - job.status.start)
         job.write(upload.numpy())
-        status = torch.from_numpy(self._uploads.take(job.status.stop - job.status.start).numpy())
+        runs = runs_of_others(job.rows, keep)
+        rows_here = memory().tensor if any(not run.from_batch for run in runs) else None
         runtime, stream = self._runtime, self._stream
         with self._lock, self._wrapped():
             self._let_go()
@@ -178,64 +203,67 @@ class CudaDevice:
             if len(status):
                 runtime.copy_into(status, scratch[job.status], stream)
             kept: list[Any] = [job, upload, status]
-            for run in runs_of_others(job.rows, keep):
+            for run in runs:
                 rows, places = (slice(start, start + run.count) for start in (run.row, run.place))
-                kept.append((images if run.from_batch else memory.tensor)[rows])
+                source = images if run.from_batch else rows_here
+                assert source is not None
+                kept.append(source[rows])
                 runtime.copy_into(images[places], kept[-1], stream)
             event = runtime.recorded_event(stream)
             self._copying.append((event, kept))
-            self._verdicts.append(_Verdict(event, status, judge))
-        return images
+        return Made(images, _Verdict(event, status, judge))
 
-    def send(self, batch: Any, mix: Callable[..., Any] | None = None) -> _Sent:
-        if mix is not None and not self._runtime.launches:
-            batch, mix = mix(batch), None
+    def send(self, outgoing: Outgoing) -> _Sent:
         with self._lock, self._wrapped():
             self._let_go()
             kept: list[Any] = []
             here: list[torch.Tensor] = []
 
             def copy(leaf: Any) -> Any:
-                if not isinstance(leaf, torch.Tensor):
-                    return leaf
                 if self._runtime.is_here(leaf):  # made by `complete`, or the user's collate_fn sent it
                     here.append(leaf)
                     return leaf
-                if leaf.device.type != "cpu":
+                if not isinstance(leaf, torch.Tensor) or leaf.device.type != "cpu":
                     return leaf
                 kept.append(self._runtime.locked(leaf))
                 here.append(self._runtime.copy(kept[-1], self._stream))
                 return here[-1]
 
-            sent = map_leaves(copy, batch)
-            if mix is not None:  # what was copied is read on this stream alone, so it may go
-                sent = self._runtime.mixed(sent, mix, self._stream)
+            if outgoing.foreign:
+                self._runtime.follow(self._stream)
+            sent = map_leaves(copy, outgoing.batch)
+            if outgoing.mix is not None:
+                for tensor in here:  # some may be the user's, of another stream
+                    self._runtime.record_stream(tensor, self._stream)
+                sent = self._runtime.mixed(sent, outgoing.mix, self._stream)
                 here.clear()
                 map_leaves(lambda leaf: here.append(leaf) if self._runtime.is_here(leaf) else None, sent)
             event = self._runtime.recorded_event(self._stream)
             self._copying.append((event, kept))
-        return _Sent(sent, tuple(here), event)
+        return _Sent(sent, tuple(here), event, outgoing.verdict)
 
-    def hand_over(self, sent: _Sent) -> Any:
-        self._judge(wait=False)
-        current = self._runtime.current_stream()
-        current.wait_event(sent.event)
-        for tensor in sent.here:
-            self._runtime.record_stream(tensor, current)
+    def hand_over(self, sent: _Sent, unjudged: deque[_Verdict]) -> Any:
+        with self._wrapped():
+            known = sent.verdict is None or sent.verdict.event.query()
+        if sent.verdict is not None and known:
+            sent.verdict.judge(sent.verdict.status.numpy().view(np.int32))
+        elif sent.verdict is not None:
+            unjudged.append(sent.verdict)
+        with self._wrapped():
+            current = self._runtime.current_stream()
+            current.wait_event(sent.event)
+            for tensor in sent.here:
+                self._runtime.record_stream(tensor, current)
         return sent.batch
 
-    def settle(self) -> None:
-        self._judge(wait=True)
-
-    def _judge(self, *, wait: bool) -> None:
-        """Tell what has come back. wait: for what has not, too: the last batches of an epoch, made long ago."""
-        while self._verdicts:
-            verdict = self._verdicts[0]
-            if wait:
-                self._runtime.wait(verdict.event)
-            elif not verdict.event.query():
-                return
-            self._verdicts.popleft()
+    def judge(self, unjudged: deque[_Verdict], *, wait: bool) -> None:
+        while unjudged:
+            with self._wrapped():
+                if wait:
+                    self._runtime.wait(unjudged[0].event)
+                elif not unjudged[0].event.query():
+                    return
+            verdict = unjudged.popleft()
             verdict.judge(verdict.status.numpy().view(np.int32))
 
     @contextmanager
@@ -256,14 +284,14 @@ class CudaDevice:
 
     def _let_go(self) -> None:
         """Of host memory under copies that have happened. Under the lock."""
-        for copying in (self._copying, *_LINGERING):
-            with suppress(IndexError):  # another device may see to the same lingering ones
-                while copying[0][0].query():
-                    copying.popleft()
+        _forget_done(self._copying)
+        with _LINGERING_LOCK:
+            for copying in _LINGERING:
+                _forget_done(copying)
 
 
-class _Uploads:
-    """Page-locked blocks for what is copied besides images: half as large again as the largest so far asked for."""
+class _Blocks:
+    """Page-locked blocks for one use: half as large again as the largest so far asked for."""
 
     def __init__(self, *, keep: int, allocate: Callable[[int], np.ndarray]):
         self._keep, self._allocate = keep, allocate

@@ -6,6 +6,7 @@ threads; `hand_over` on the consumer's thread, once a batch, in the order of del
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -34,40 +35,68 @@ class ImageMemory:
 
 
 Judge = Callable[[np.ndarray], None]
-"""Told a job's status, int32 (k,)."""
+"""Told a job's status, int32 (k,); raises what the consumer gets."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """Images that a device is making. verdict: what it will say of them, for `Outgoing`."""
+
+    images: torch.Tensor
+    verdict: Any
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A collated batch: on the host, but for images that the device makes and what a user's collate_fn sent there.
+
+    mix: (batch, launch=) -> the batch as it is to be delivered, made on the device; None: nothing is to be mixed there.
+    foreign: a user's function collated it, and may have used the device on the calling thread's current stream.
+    """
+
+    batch: Any
+    mix: Callable[..., Any] | None = None
+    verdict: Any = None
+    foreign: bool = False
 
 
 class Device(Protocol):
-    """Where batches live. `name` is torch's, e.g. "cuda:0". ordered: work is done in the order in which it is sent."""
+    """Where batches live. `name` is torch's, e.g. "cuda:0". ordered: work is done in the order in which it is sent.
+
+    mixes: whether it carries out an Outgoing's mix; else that is done before.
+    """
 
     name: str
     ordered: bool
 
+    @property
+    def mixes(self) -> bool: ...
+
     def image_memory(self, spec: TensorSpec, rows: int) -> ImageMemory: ...
 
-    def send(self, batch: Any, mix: Callable[..., Any] | None = None) -> Any:
-        """The finished host batch on its way; what comes out goes to `hand_over`. Loader's threads.
-
-        mix: (batch, launch=) -> the batch as it is to be delivered, made where it is.
-        """
-        ...
-
     def complete(
-        self, job: DeviceJob, memory: ImageMemory, spec: TensorSpec, keep: np.ndarray, judge: Judge
-    ) -> torch.Tensor:
+        self, job: DeviceJob, memory: Callable[[], ImageMemory], spec: TensorSpec, keep: np.ndarray, judge: Judge
+    ) -> Made:
         """The images of a batch of which `job` makes some rows on the device. Only where a decoder staged some.
 
-        memory: the other rows, on the host. keep: the row at each place of the batch. judge: told each image's status
-        before the batch is used, or at the latest at the epoch's end; raises what the consumer gets.
+        memory: gives the other rows, on the host. keep: the row at each place of the batch. May be called again after
+        DeviceMemoryError, as `send`.
         """
         ...
 
-    def hand_over(self, sent: Any) -> Any:
-        """The batch, ready for work on the consumer's current stream. Consumer's thread."""
+    def send(self, outgoing: Outgoing) -> Any:
+        """The batch on its way; what comes out goes to `hand_over`. Loader's threads."""
         ...
 
-    def settle(self) -> None:
-        """At the end of an epoch: everything that was completed is judged. Consumer's thread."""
+    def hand_over(self, sent: Any, unjudged: deque[Any]) -> Any:
+        """The batch, ready for work on the consumer's current stream. Consumer's thread.
+
+        unjudged: takes the verdict if it isn't known yet; if it is, and bad, that is raised in place of the batch.
+        """
+        ...
+
+    def judge(self, unjudged: deque[Any], *, wait: bool) -> None:
+        """Raise what has become known of batches that were handed over. wait: for all of it, at an epoch's end."""
         ...
 
 
@@ -119,6 +148,7 @@ class HostDevice:
 
     name = "cpu"
     ordered = False
+    mixes = False
 
     def __init__(self, *, keep: int, pinned: bool = False):
         self._pinned = pinned
@@ -129,19 +159,18 @@ class HostDevice:
             return shaped(torch.empty(image_bytes(spec) * rows, dtype=torch.uint8, pin_memory=True), spec, rows)
         return self._images.take(spec, rows)
 
-    def send(self, batch: Any, mix: Callable[..., Any] | None = None) -> Any:
-        batch = batch if mix is None else mix(batch)
-        return map_leaves(_pinned, batch) if self._pinned else batch
-
     def complete(
-        self, job: DeviceJob, memory: ImageMemory, spec: TensorSpec, keep: np.ndarray, judge: Judge
-    ) -> torch.Tensor:
+        self, job: DeviceJob, memory: Callable[[], ImageMemory], spec: TensorSpec, keep: np.ndarray, judge: Judge
+    ) -> Made:
         raise NotImplementedError("nothing is staged for the host")
 
-    def hand_over(self, sent: Any) -> Any:
+    def send(self, outgoing: Outgoing) -> Any:
+        return map_leaves(_pinned, outgoing.batch) if self._pinned else outgoing.batch
+
+    def hand_over(self, sent: Any, unjudged: deque[Any]) -> Any:
         return sent
 
-    def settle(self) -> None:
+    def judge(self, unjudged: deque[Any], *, wait: bool) -> None:
         pass
 
 

@@ -13,16 +13,16 @@ Owns the queue discipline. Rules:
    variable. Inline an error keeps its frames, for the debugger of whoever is there.
 6. A batch whose task gets no thread has that as its error: nobody waits for it.
 7. `in_turn` is for a device that carries out work in the order in which it is sent: a batch is finished after all
-   older ones, so that none waits there behind a later one. A batch for which the device has no room waits until an
-   older one is taken, and from then on one less is let in; where none is older, that is its error. Neither holds a
-   thread meanwhile.
+   older ones, so that none waits there behind a later one; it holds no thread meanwhile. Nor does a batch for which the
+   device has no room: it is tried again whenever one was taken, and when the consumer waits and nothing is ready. Only
+   if it fails then, when nobody will give anything back, is that its error. From its first refusal on, one batch less
+   is let in.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
 from __future__ import annotations
 
 import itertools
-import math
 import threading
 import time
 from collections import deque
@@ -52,7 +52,8 @@ class _InFlight:
     filling: Filling | None = None
     rows_left: int = 0
     nbytes: int = 0
-    room_for: float = math.inf  # it has been refused room beside so many older batches
+    finishing: bool = False  # a thread is about it
+    refused: bool = False  # the device had no room for it
     finished: Finished | None = None
 
 
@@ -77,6 +78,7 @@ class Flow:
     _planned: deque[BatchPlan] = field(default_factory=deque)
     _active: list[_InFlight] = field(default_factory=list)
     _waiting: list[_InFlight] = field(default_factory=list)  # decoded, not to be finished yet
+    _hungry: bool = False  # the consumer waits, and nothing is ready
     _change: threading.Condition = field(default_factory=threading.Condition)
 
     def put(self, plan: BatchPlan) -> None:
@@ -106,6 +108,7 @@ class Flow:
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._change:
             while True:
+                self._hungry = False
                 if self.cancelled:
                     raise _closed()
                 candidates = self._active[:1] if self.in_order else self._active
@@ -119,8 +122,10 @@ class Flow:
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise WaitTimeoutError
+                self._hungry = True
+                self._finish_waiting(again=True)
                 self._change.wait(left)
-        self._finish_waiting()
+        self._finish_waiting(again=True)
         self._admit()
         assert batch.finished is not None
         return batch.finished
@@ -213,42 +218,52 @@ class Flow:
         with self._change:
             batch.rows_left -= len(rows)
             last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
-            if last and not self._may_finish(batch):
+            if last and not self._in_turn(batch):
                 self._waiting.append(batch)
                 last = False
+            batch.finishing = last
+            last_try = self._nobody_gives_back(batch)
         if not last:
             return None
         try:
             return self.work.finish(filling)
         except DeviceMemoryError:
-            if not self._postponed(batch):
+            if last_try or not self._postponed(batch):
                 raise
             return None
 
-    def _may_finish(self, batch: _InFlight) -> bool:
-        """Whether its turn has come. Under the lock."""
-        older = [other for other in self._active if other.rank < batch.rank]
-        in_turn = not self.in_turn or all(other.finished for other in older)
-        return in_turn and len(older) < batch.room_for
+    def _in_turn(self, batch: _InFlight) -> bool:
+        """Whether all older ones are finished, where that is asked for. Under the lock."""
+        return not self.in_turn or all(other.finished for other in self._active if other.rank < batch.rank)
 
-    def _finish_waiting(self) -> None:
-        """Let threads finish those whose turn has come."""
+    def _nobody_gives_back(self, batch: _InFlight) -> bool:
+        """Whether no memory will come back for it: the consumer waits and gets nothing else. Under the lock."""
+        others = (other for other in self._active if other is not batch)
+        return self._hungry and not any(other.finished or other.finishing for other in others)
+
+    def _finish_waiting(self, *, again: bool = False) -> None:
+        """Let threads finish those whose turn has come. again: also the oldest that was refused."""
         with self._change:
-            ready = [batch for batch in self._waiting if self._may_finish(batch)]
+            refused = min((batch for batch in self._waiting if batch.refused), key=lambda b: b.rank, default=None)
+            may = [b for b in self._waiting if not b.refused or (again and b is refused)]
+            ready = [batch for batch in may if self._in_turn(batch)]
             self._waiting = [batch for batch in self._waiting if batch not in ready]
         for batch in ready:
             self.decoders.submit(partial(self._decode, batch, range(0)), rank=batch.rank)
 
     def _postponed(self, batch: _InFlight) -> bool:
-        """Whether a batch for which the device has no room waits for an older one to be taken."""
+        """A batch for which the device has no room is kept for later; False if nobody wants it any more."""
         with self._change:
-            older = sum(other.rank < batch.rank for other in self._active)
-            if self.cancelled or not older:
+            if self.cancelled:
                 return False
-            batch.room_for = older
-            self.depth = max(1, self.depth - 1)
+            if not batch.refused:
+                self.depth = max(1, self.depth - 1)
+            batch.refused, batch.finishing = True, False
             self._waiting.append(batch)
-            return True
+            again = self._nobody_gives_back(batch)
+        if again:  # it became so while this was tried
+            self._finish_waiting(again=True)
+        return True
 
     def _done(self, batch: _InFlight, finished: Finished) -> None:
         self._settle(batch, finished)
@@ -261,8 +276,9 @@ class Flow:
             if batch.finished is None and not self.cancelled:
                 batch.finished, batch.filling = finished, None
                 self.nbytes -= batch.nbytes
+            batch.finishing = False
             self._change.notify_all()
-        self._finish_waiting()
+        self._finish_waiting(again=batch.refused)
 
 
 def _closed() -> EpochCancelledError:

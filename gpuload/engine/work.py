@@ -23,6 +23,7 @@ from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_err
 from gpuload.core.geometry import GEOMETRY
 from gpuload.core.protocols import Decoder, DeviceDecoder, Source
 from gpuload.decode.erase_job import EraseJob
+from gpuload.device.host import Made, Outgoing
 from gpuload.device.placing import first_places
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
 from gpuload.engine.stats import Meter
@@ -64,6 +65,19 @@ class Tally:
             )
 
 
+class Lazy:
+    """What `make` gives, made when it is first asked for, once. Any thread."""
+
+    def __init__(self, make: Callable[[], Any]):
+        self._make, self._lock, self._made = make, threading.Lock(), None
+
+    def __call__(self) -> Any:
+        with self._lock:
+            if self._made is None:
+                self._made = self._make()
+            return self._made
+
+
 @dataclass
 class Filling:
     """A batch while it is decoded: its bytes, its memory, and what its rows have become so far."""
@@ -74,7 +88,7 @@ class Filling:
     draws: tuple[np.ndarray, ...]
     stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
     spec: TensorSpec | None = None  # the batch's, on the fused path
-    memory: Any = None  # device image memory there
+    memory: Lazy | None = None  # the images' on the host, there
     target: Target | None = None  # that memory as the decoder sees it
     sizes: np.ndarray | None = None  # of all images, and the geometry that follows, where the headers were read ahead
     geometry: np.ndarray | None = None
@@ -82,6 +96,7 @@ class Filling:
     finished: dict[int, Any] = field(default_factory=dict)  # row -> image on the per-sample path
     failures: dict[int, BaseException] = field(default_factory=dict)
     keep: np.ndarray | None = None  # the row at each place of what is delivered, once bad rows were told of
+    outgoing: Outgoing | None = None  # the collated batch: made once, though sending it may be tried again
 
 
 @dataclass(frozen=True)
@@ -132,9 +147,10 @@ class Work:
         spec = self._common_size(filling, self.spec) if self.spec is not None and self.spec.open else self.spec
         if spec is not None:
             assert self.augment.table is not None
-            filling.spec, filling.memory = spec, self.device.image_memory(spec, len(plan))
-            rectangles = self.augment.rectangles(plan.keys, *spec.shape[1:])
-            filling.target = Target(filling.memory.array, self.augment.table, rectangles, self.augment.erased)
+            filling.spec, size = spec, (spec.shape[1], spec.shape[2])
+            memory = filling.memory = Lazy(partial(self.device.image_memory, spec, len(plan)))
+            rectangles = self.augment.rectangles(plan.keys, *size)
+            filling.target = Target(lambda: memory().array, self.augment.table, rectangles, self.augment.erased, size)
         return filling
 
     def _common_size(self, filling: Filling, spec: TensorSpec) -> TensorSpec | None:
@@ -188,14 +204,23 @@ class Work:
         began = time.perf_counter()
         plan, keep = filling.plan, filling.keep
         assert keep is not None
-        collate = self.collate if filling.memory is None else self.stack
-        batch = collate(self._images(filling, keep), filling.encoded, keep, plan)
-        mix = None
-        if self.mixer is not None:
-            mix = partial(self.mixer(batch, plan.keys[0]), in_place=filling.memory is not None)
-        sent = self.device.send(batch, mix)
+        if filling.outgoing is None:
+            filling.outgoing = self._collated(filling, keep)
+        sent = self.device.send(filling.outgoing)
         self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
         return Finished(plan.number, len(keep), sent)
+
+    def _collated(self, filling: Filling, keep: np.ndarray) -> Outgoing:
+        plan, fused = filling.plan, filling.memory is not None
+        made = self._made(filling, keep) if filling.staged else None
+        images = self._images(filling, keep) if made is None else made.images
+        batch = (self.stack if fused else self.collate)(images, filling.encoded, keep, plan)
+        mix = None
+        if self.mixer is not None:
+            mix = partial(self.mixer(batch, plan.keys[0]), in_place=fused)
+            if not self.device.mixes:
+                batch, mix = mix(batch), None
+        return Outgoing(batch, mix, None if made is None else made.verdict, foreign=not fused)
 
     def _apply_policy(self, filling: Filling) -> Finished | None:
         """Tell of bad rows and set filling.keep; or, where no batch comes of it, what stands in its place."""
@@ -223,20 +248,23 @@ class Work:
     def _images(self, filling: Filling, keep: np.ndarray) -> Any:
         if filling.memory is None:
             return [filling.finished[row] for row in keep.tolist()]
-        if filling.staged:
-            assert filling.target is not None and filling.spec is not None
-            places = first_places(keep, len(filling.plan))
-            staged = sorted(filling.staged, key=lambda part: int(part.rows[0]))  # tasks end in any order
-            job = cast(DeviceDecoder, self.decoder).device_job(staged, places, filling.target)
-            if filling.target.rectangles is not None:
-                job = EraseJob(job, places, filling.target)
-            judge = partial(self._judge, job.rows, filling.plan)
-            return self.device.complete(job, filling.memory, filling.spec, keep, judge)
-        array = filling.memory.array
+        memory = filling.memory()
+        array = memory.array
         for place, row in enumerate(keep.tolist()):  # `skip` moves rows down, in order: each before it is overwritten
             if place != row:
                 array[place] = array[row]
-        return filling.memory.tensor[: len(keep)]
+        return memory.tensor[: len(keep)]
+
+    def _made(self, filling: Filling, keep: np.ndarray) -> Made:
+        """The images of a batch of which the device makes some."""
+        assert filling.target is not None and filling.spec is not None and filling.memory is not None
+        places = first_places(keep, len(filling.plan))
+        staged = sorted(filling.staged, key=lambda part: int(part.rows[0]))  # tasks end in any order
+        job = cast(DeviceDecoder, self.decoder).device_job(staged, places, filling.target)
+        if filling.target.rectangles is not None:
+            job = EraseJob(job, places, filling.target)
+        judge = partial(self._judge, job.rows, filling.plan)
+        return self.device.complete(job, filling.memory, filling.spec, keep, judge)
 
     def _named(self, filling: Filling) -> list[SampleError]:
         named = []

@@ -243,7 +243,9 @@ def test_without_room_for_another_batch_fewer_are_made_ahead(
     sent, handed_over, refused = [], [], []
     send, hand_over = CudaDevice.send, CudaDevice.hand_over
     monkeypatch.setattr(CudaDevice, "send", lambda self, *given: (send(self, *given), sent.append(1))[0])
-    monkeypatch.setattr(CudaDevice, "hand_over", lambda self, one: (hand_over(self, one), handed_over.append(1))[0])
+    monkeypatch.setattr(
+        CudaDevice, "hand_over", lambda self, *given: (hand_over(self, *given), handed_over.append(1))[0]
+    )
 
     def third() -> Exception | None:
         if len(sent) - len(handed_over) < 2:

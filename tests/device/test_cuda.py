@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import threading
+from collections import deque
 from typing import Any
 
 import numpy as np
@@ -11,9 +14,9 @@ import torch
 
 import gpuload
 from gpuload.core.batch import TensorSpec
-from gpuload.core.errors import ConfigError
+from gpuload.core.errors import ConfigError, GpuloadError
 from gpuload.device.cuda import CudaDevice, make_device, resolve
-from gpuload.device.host import HostDevice
+from gpuload.device.host import HostDevice, Outgoing
 from tests.conformance.sample_data import image_folder, write_images
 from tests.device.simulated import GARBAGE, HostWaitedError, SimulatedGpu
 
@@ -38,9 +41,9 @@ def filled(device: Any, value: int, rows: int = 4, spec: TensorSpec = SPEC) -> A
 
 def test_a_batch_is_ready_on_the_stream_that_it_was_handed_over_to(gpu: SimulatedGpu):
     device = device_on(gpu)
-    sent = device.send(filled(device, 3))
+    sent = device.send(Outgoing(filled(device, 3)))
     assert sent.batch[0].view(torch.uint8).eq(GARBAGE).all()  # nothing has run: nobody has waited
-    images, labels = device.hand_over(sent)
+    images, labels = device.hand_over(sent, deque())
     assert torch.equal(gpu.read(images), torch.full((4, 3, 5, 7), 3.0))
     assert torch.equal(gpu.read(labels), torch.full((4,), 3))
     assert gpu.copies == 2
@@ -49,7 +52,7 @@ def test_a_batch_is_ready_on_the_stream_that_it_was_handed_over_to(gpu: Simulate
 def test_the_simulation_shows_a_batch_used_without_its_hand_over(gpu: SimulatedGpu):
     """The checks of these tests, checked."""
     device = device_on(gpu)
-    images = device.send(filled(device, 3)).batch[0]
+    images = device.send(Outgoing(filled(device, 3))).batch[0]
     with pytest.raises(AssertionError, match="record_stream"):
         gpu.read(images)
     gpu.record_stream(images, gpu.current_stream())
@@ -60,9 +63,9 @@ def test_the_simulation_shows_a_batch_used_without_its_hand_over(gpu: SimulatedG
 
 def test_host_memory_is_kept_and_not_reused_until_its_copy_has_happened(gpu: SimulatedGpu):
     device = device_on(gpu, keep=8)
-    sent = [device.send(filled(device, value)) for value in range(6)]  # all are under way: none has run
+    sent = [device.send(Outgoing(filled(device, value))) for value in range(6)]  # all are under way: none has run
     for value, one in enumerate(sent):
-        assert torch.equal(gpu.read(device.hand_over(one)[0]), torch.full((4, 3, 5, 7), float(value)))
+        assert torch.equal(gpu.read(device.hand_over(one, deque())[0]), torch.full((4, 3, 5, 7), float(value)))
 
 
 def test_host_memory_comes_back_after_its_copy(gpu: SimulatedGpu):
@@ -71,26 +74,26 @@ def test_host_memory_comes_back_after_its_copy(gpu: SimulatedGpu):
     for _ in range(12):
         memory = device.image_memory(SPEC, 4)
         seen.add(memory.tensor.data_ptr())
-        sent = device.send([memory.tensor])
+        sent = device.send(Outgoing([memory.tensor]))
         del memory
-        gpu.read(device.hand_over(sent)[0])
+        gpu.read(device.hand_over(sent, deque())[0])
     assert len(seen) <= 3
 
 
 def test_a_batch_that_is_never_handed_over_costs_nothing_but_its_memory(gpu: SimulatedGpu):
     device = device_on(gpu)
-    dropped = device.send(filled(device, 1))
+    dropped = device.send(Outgoing(filled(device, 1)))
     del dropped
-    images, _ = device.hand_over(device.send(filled(device, 2)))
+    images, _ = device.hand_over(device.send(Outgoing(filled(device, 2))), deque())
     assert torch.equal(gpu.read(images), torch.full((4, 3, 5, 7), 2.0))
 
 
 def test_each_consumer_thread_is_served_on_its_own_stream(gpu: SimulatedGpu):
     device, seen = device_on(gpu), []
-    sent = [device.send(filled(device, value)) for value in (5, 6)]
+    sent = [device.send(Outgoing(filled(device, value))) for value in (5, 6)]
 
     def consume(one: Any, value: float) -> None:
-        images, _ = device.hand_over(one)
+        images, _ = device.hand_over(one, deque())
         seen.append(bool(gpu.read(images).eq(value).all()))
 
     for one, value in zip(sent, (5, 6), strict=True):
@@ -101,11 +104,113 @@ def test_each_consumer_thread_is_served_on_its_own_stream(gpu: SimulatedGpu):
     assert len({name for _, name in gpu.recorded}) == 2
 
 
+def test_what_a_users_collate_fn_made_on_its_own_stream_is_ready_too(gpu: SimulatedGpu):
+    device = device_on(gpu)
+    on_their_host, on_host, seen = torch.full((4,), 7.0), torch.full((2,), 5.0), []
+    theirs = gpu.copy(on_their_host, gpu.current_stream())
+    sent = device.send(Outgoing([theirs, on_host], foreign=True))
+
+    def consume() -> None:
+        seen.extend(gpu.read(tensor) for tensor in device.hand_over(sent, deque()))
+
+    thread = threading.Thread(target=consume)  # another stream is current there
+    thread.start()
+    thread.join()
+    assert torch.equal(seen[0], torch.full((4,), 7.0)) and torch.equal(seen[1], on_host)
+
+
+class Reported:
+    """A job that decodes nothing and reports `status` of its one row."""
+
+    upload_bytes = scratch_bytes = 16
+    status = slice(0, 4)
+    rows = np.zeros(1, np.int64)
+
+    def __init__(self, status: int):
+        self._status = status
+
+    def write(self, upload: np.ndarray) -> None:
+        upload[:4] = np.array([self._status], np.int32).view(np.uint8)
+
+    def launch(self, launcher: Any, upload: int, scratch: int, output: Any) -> None:
+        ctypes.memmove(scratch, upload, 4)
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_an_anomaly_costs_its_own_batch_and_no_other(gpu: SimulatedGpu, ready: bool):
+    """Known by the time of the hand-over: that batch is not given. Not known: it is told before the next is taken."""
+    device, unjudged = device_on(gpu, keep=8), deque[Any]()
+
+    def made(number: int) -> Any:
+        def judge(status: np.ndarray) -> None:
+            if status.any():
+                raise GpuloadError(f"batch {number}")
+
+        memory = device.image_memory(SPEC, 1)
+        done = device.complete(Reported(int(number == 2)), lambda: memory, SPEC, np.zeros(1, np.int64), judge)
+        return device.send(Outgoing([done.images], verdict=done.verdict))
+
+    sent = [made(number) for number in range(4)]
+    if ready:
+        for stream in gpu.streams:
+            stream.advance(len(stream.operations))
+    delivered, told = [], []
+    for number, one in enumerate(sent):
+        try:
+            device.judge(unjudged, wait=False)
+        except GpuloadError as error:
+            told.append((number, str(error)))
+        try:
+            gpu.read(device.hand_over(one, unjudged)[0])
+            delivered.append(number)
+        except GpuloadError as error:
+            told.append((number, str(error)))
+    device.judge(unjudged, wait=True)
+    assert delivered == ([0, 1, 3] if ready else [0, 1, 2, 3])
+    assert told == [(2 if ready else 3, "batch 2")]
+
+
+def test_a_job_is_held_until_what_it_launched_is_done(gpu: SimulatedGpu):
+    """DALI's pixels are its own: let go earlier, they would be written over under the kernel that reads them."""
+    device = device_on(gpu)
+    memory = device.image_memory(SPEC, 1)
+    done = device.complete(Reported(0), lambda: memory, SPEC, np.zeros(1, np.int64), lambda status: None)
+    gc.collect()
+    device.judge(deque([done.verdict]), wait=True)
+
+
+@pytest.mark.parametrize("mixing", [None, gpuload.MixUp(num_classes=3)])
+def test_a_batch_that_is_sent_twice_for_want_of_room_is_collated_once(
+    gpu: SimulatedGpu, tmp_path: Any, monkeypatch: pytest.MonkeyPatch, mixing: Any
+):
+    """`skip` moves rows in place, and the host mixes in place: neither twice."""
+    write_images(tmp_path)
+    (tmp_path / "ant" / "001.jpg").write_bytes(b"no image")
+    options: dict[str, Any] = {"batch_size": 5, "num_workers": 1, "decoder": "pillow", "on_error": "skip", "seed": 3}
+    options |= {"order": "sequential", "batch_transform": mixing, "device": "cpu"}
+    expected = list(gpuload.DataLoader(image_folder(tmp_path), **options))
+    refused = threading.Event()
+
+    def second_batch_once() -> Exception | None:
+        if gpu.copies != 2 or refused.is_set():
+            return None
+        refused.set()
+        return torch.OutOfMemoryError("full")
+
+    gpu.fails, gpu.launches = second_batch_once, False  # type: ignore[misc]
+    monkeypatch.setattr("gpuload.wiring.make_device", lambda *args, **kwargs: device_on(gpu, keep=4))
+    loader = gpuload.DataLoader(image_folder(tmp_path), **options, accelerate="require")
+    batches = iter(loader)
+    assert refused.wait(20)  # while the first one is there to be taken
+    for (images, labels), (cpu_images, cpu_labels) in zip(batches, expected, strict=True):
+        assert torch.equal(gpu.read(images), cpu_images) and torch.equal(gpu.read(labels), cpu_labels)
+
+
 def test_what_is_no_tensor_or_is_elsewhere_already_stays_as_it_is(gpu: SimulatedGpu):
     device = device_on(gpu)
     elsewhere = torch.empty(3, device="meta")
     batch = {"image": filled(device, 1)[0], "names": ["a", "b"], "extra": (elsewhere, None, 4)}
-    out = device.hand_over(device.send(batch))
+    out = device.hand_over(device.send(Outgoing(batch)), deque())
     assert out["names"] == ["a", "b"] and out["extra"][0] is elsewhere and out["extra"][1:] == (None, 4)
     assert gpu.copies == 1
 
@@ -118,7 +223,7 @@ def test_types_and_layouts_arrive_as_they_were_filled(gpu: SimulatedGpu, dtype: 
     values = torch.arange(3 * 105).reshape(3, 3, 5, 7).remainder(200).to(getattr(torch, dtype))
     bits = values.view(torch.int16).numpy().view(np.uint16) if "16" in dtype else values.numpy()
     memory.array[:] = bits
-    (images,) = device.hand_over(device.send([memory.tensor]))
+    (images,) = device.hand_over(device.send(Outgoing([memory.tensor])), deque())
     assert torch.equal(gpu.read(images), values)
     assert images.dtype is getattr(torch, dtype)
     assert images.is_contiguous(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
@@ -206,7 +311,7 @@ def test_real_copies_arrive_on_the_consumers_stream(channels_last: bool):
     sums = []
     with torch.cuda.stream(side):
         for value in range(40):
-            images, labels = device.hand_over(device.send(filled(device, value, 64, spec)))
+            images, labels = device.hand_over(device.send(Outgoing(filled(device, value, 64, spec))), deque())
             assert images.device == CUDA and images.is_contiguous(
                 memory_format=torch.channels_last if channels_last else torch.contiguous_format
             )

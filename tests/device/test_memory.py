@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 import torch
 
 from gpuload.core.batch import TensorSpec
-from gpuload.device.host import HostDevice, ImagePool
+from gpuload.device.host import HostDevice, ImagePool, Outgoing
 from gpuload.device.memory import HostMemory
 from tests.engine.fakes import exit_code
 
@@ -143,7 +144,7 @@ def test_specs_do_not_share_blocks():
 def test_the_host_device_hands_over_what_it_was_sent():
     device = HostDevice(keep=1)
     batch = {"a": torch.ones(3)}
-    assert device.name == "cpu" and device.hand_over(device.send(batch)) is batch
+    assert device.name == "cpu" and device.hand_over(device.send(Outgoing(batch)), deque()) is batch
 
 
 @pytest.mark.gpu
@@ -151,5 +152,5 @@ def test_pinned_batches_are_page_locked():
     device = HostDevice(keep=2, pinned=True)
     memory = device.image_memory(TensorSpec((3, 5, 7), "float32"), 4)
     assert memory.tensor.is_pinned()
-    images, labels = device.hand_over(device.send([memory.tensor, torch.arange(4)]))
+    images, labels = device.hand_over(device.send(Outgoing([memory.tensor, torch.arange(4)])), deque())
     assert images.data_ptr() == memory.tensor.data_ptr() and labels.is_pinned()

@@ -7,11 +7,14 @@ import random
 import threading
 import time
 import weakref
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 
 from gpuload.core.errors import DeviceMemoryError, EpochCancelledError, GpuloadError
 from gpuload.engine.flow import Flow, InlineFlow, WaitTimeoutError
+from gpuload.engine.work import Finished
 from tests.engine.fakes import FakeWork, Running, eventually, plan, running
 
 BATCHES = 12
@@ -96,12 +99,47 @@ def test_a_batch_without_room_waits_for_an_older_one(seed: int, in_order: bool):
     for number in range(BATCHES):
         run.flow.put(plan(number))
     for _ in range(BATCHES):
-        taken.append(run.flow.take(20).number)
-        if not in_order and taken[-1] not in held:  # refused beside younger ones alone: that is its error
-            held.add(taken[-1])
+        finished = run.flow.take(20)
+        assert finished.error is None
+        taken.append(finished.number)
     assert sorted(taken) == list(range(BATCHES)) and run.flow.outstanding == 0
     assert not in_order or taken == sorted(taken)
     assert 1 <= run.flow.depth <= 5
+    run.close()
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_room_for_two_is_enough_for_a_loop_that_drops_a_batch_when_it_has_the_next(in_order: bool):
+    """The memory of the batch before comes back after `take` has returned: who is refused is tried again later, too."""
+
+    class Memory:
+        pass
+
+    alive: weakref.WeakSet[Memory] = weakref.WeakSet()
+    lock = threading.Lock()
+
+    @dataclass(eq=False)
+    class Full(FakeWork):
+        def finish(self, filling: Any) -> Finished:
+            with lock:
+                if len(alive) >= 2:
+                    raise DeviceMemoryError("no room")
+                memory = Memory()
+                alive.add(memory)
+            return replace(super().finish(filling), sent=memory)
+
+    run = running(Full(), depth=4, in_order=in_order)
+    run.flow.in_turn = in_order
+    for number in range(BATCHES):
+        run.flow.put(plan(number))
+    held: Any = None
+    for _ in range(BATCHES):
+        finished = run.flow.take(20)
+        assert finished.error is None
+        time.sleep(0.002)  # a retry that `take` began is refused meanwhile
+        held = finished.sent
+        del finished
+    assert held is not None
     run.close()
 
 

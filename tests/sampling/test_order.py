@@ -28,7 +28,7 @@ def test_every_id_comes_once(lengths: range | list[int]):
         assert np.array_equal(np.sort(ids), np.arange(length)), length
 
 
-@pytest.mark.parametrize("kind", ["sequential", "shuffle"])
+@pytest.mark.parametrize("kind", ["sequential", "shuffle", "block"])
 def test_a_slice_is_the_same_slice_of_the_whole(kind: str):
     order = Order(kind, 1000, seed=5, epoch=2)
     whole = order.ids(0, 1000)
@@ -49,12 +49,6 @@ def test_a_position_does_not_depend_on_others_asked_for(length: int, seed: int, 
     assert ((together >= 0) & (together < length)).all()
     assert [int(permute(np.array([p]), length, seed, epoch)[0]) for p in positions.tolist()] == together.tolist()
     assert len(set(together.tolist())) == len(set(positions.tolist()))
-
-
-def test_the_iterator_gives_python_ints_in_the_same_order():
-    order = Order("shuffle", 20_000, seed=1)
-    ids = list(order)
-    assert type(ids[0]) is int and ids == order.ids(0, 20_000).tolist()
 
 
 def test_the_positions_given_are_left_as_they_are():
@@ -78,9 +72,9 @@ def test_consecutive_epochs_differ_at_every_length_that_can():
 
 
 def test_no_samples():
-    for kind in ("sequential", "shuffle"):
+    for kind in ("sequential", "shuffle", "block"):
         order = Order(kind, 0)
-        assert order.ids(0, 0).tolist() == order.ids(0, 10).tolist() == list(order) == []
+        assert order.ids(0, 0).tolist() == order.ids(0, 10).tolist() == []
 
 
 def test_a_thousand_million_samples_cost_only_what_is_asked_for():
@@ -90,7 +84,7 @@ def test_a_thousand_million_samples_cost_only_what_is_asked_for():
     assert abs(ids.mean() / 10**9 - 0.5) < 4 / math.sqrt(12 * len(ids))
 
 
-def too_uneven(counts: np.ndarray, expected: float, freedom: int) -> bool:
+def too_uneven(counts: np.ndarray, expected: float | np.ndarray, freedom: int) -> bool:
     """Whether a chi-square test rejects at about four standard deviations."""
     return bool(((counts - expected) ** 2 / expected).sum() > freedom + 4 * math.sqrt(2 * freedom))
 
@@ -116,9 +110,51 @@ def test_ids_and_pairs_have_no_favourite_places(length: int):
     assert not too_uneven(off_diagonal, runs / len(off_diagonal), len(off_diagonal) - 1)
 
 
-def test_longer_lengths_have_no_favourites_either():
-    first = np.concatenate([permute(np.array([0, 1]), 300, seed, 0) for seed in range(400)])
-    assert not too_uneven(np.bincount(first // 30, minlength=10), 80, 9)
+@pytest.mark.parametrize("length", [257, 300, 512, 513])
+def test_the_shortest_lengths_of_the_network_have_no_favourites_either(length: int):
+    """Where its halves are 4 and 5 bits wide: the first to show that its rounds are too few, or their keys alike."""
+    runs, places, bins = 3000, np.array([0, 1, length // 2]), 10
+    drawn = np.stack([permute(places, length, seed, epoch=seed % 3) for seed in range(runs)]) * bins // length
+    sizes = np.bincount(np.arange(length) * bins // length) / length
+    for place in range(len(places)):
+        assert not too_uneven(np.bincount(drawn[:, place], minlength=bins), runs * sizes, bins - 1)
+    pairs = np.bincount(drawn[:, 0] * bins + drawn[:, 1], minlength=bins * bins)
+    expected = np.outer(sizes, sizes)
+    expected[np.diag_indices(bins)] -= sizes / length  # two places never hold the same id
+    assert not too_uneven(pairs, runs * (expected / expected.sum()).ravel(), bins * bins - 1)
+
+
+@pytest.mark.parametrize("length", [300, 1000, 4096, 50_000])
+def test_as_many_ascents_and_as_even_differences_as_in_a_random_permutation(length: int):
+    ids = np.concatenate([shuffled(length, seed)[None] for seed in range(200_000 // length)])
+    ascents = (np.diff(ids, axis=1) > 0).sum(axis=1)  # mean (n - 1) / 2 and variance (n + 1) / 12: Eulerian numbers
+    deviations = (ascents - (length - 1) / 2) / math.sqrt((length + 1) / 12)
+    assert abs(deviations.sum()) < 4 * math.sqrt(len(deviations))
+    assert deviations.var() < 1 + 5 * math.sqrt(2 / len(deviations))
+    turns = np.diff(ids, axis=1) % length  # each of 1..length-1 as often
+    bins = turns * 16 // length
+    expected = np.bincount(np.arange(1, length) * 16 // length) / (length - 1)
+    assert not too_uneven(np.bincount(bins.ravel(), minlength=16), bins.size * expected, 15)
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_batches_of_sorted_classes_are_as_mixed_as_random_ones(classes: int):
+    length, batch = 51_200, 256
+    drawn = shuffled(length, seed=4) * classes // length
+    counts = np.stack([np.bincount(drawn[at : at + batch], minlength=classes) for at in range(0, length, batch)])
+    share = batch / classes
+    spread = ((counts - share) ** 2 / share).sum(axis=1) * (length - 1) / (length - batch)  # drawn without return
+    freedom = classes - 1
+    assert abs(spread.mean() - freedom) < 4 * math.sqrt(2 * freedom / len(spread))
+    assert spread.max() < freedom + 6 * math.sqrt(2 * freedom)
+
+
+def test_orders_of_neighbouring_epochs_and_seeds_have_nothing_in_common():
+    first = shuffled(20_000, 3, 7)
+    for other in (shuffled(20_000, 3, 8), shuffled(20_000, 4, 7), shuffled(20_000, 7, 3)):
+        assert abs(np.corrcoef(first, other)[0, 1]) < 4 / math.sqrt(20_000)
+        assert (first == other).sum() < 10
+        assert (np.diff(first) == np.diff(other)).sum() < 10
 
 
 def test_neighbours_in_the_data_are_not_neighbours_in_the_order():
@@ -131,5 +167,5 @@ def test_neighbours_in_the_data_are_not_neighbours_in_the_order():
 
 
 def test_an_unknown_kind_is_refused():
-    with pytest.raises(ConfigError, match="order must be one of 'sequential', 'shuffle', got 'random'"):
+    with pytest.raises(ConfigError, match="order must be one of 'sequential', 'shuffle', 'block', got 'random'"):
         Order("random", 10)
