@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from gpuload.loader import DataLoader
     from gpuload.mixed import MixedDataset
     from gpuload.numbered import Numbered
+    from gpuload.views import Views
 
 __version__ = "0.1.0"
 
@@ -52,6 +53,7 @@ __all__ = [
     "SampleError",
     "ShardDataset",
     "ShardError",
+    "Views",
     "decode_jpeg",
 ]
 
@@ -64,6 +66,7 @@ _HOMES = {
     "MixUp": "gpuload.augment.batch_ops",
     "MixedDataset": "gpuload.mixed",
     "Numbered": "gpuload.numbered",
+    "Views": "gpuload.views",
     "OneOf": "gpuload.augment.batch_ops",
 }
 

@@ -38,7 +38,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         self._pid = os.getpid()
         self._wiring, self._in_order = wiring, loader.in_order
         self._channels_last = loader.memory_format is torch.channels_last and (
-            wiring.plan.spec is None or wiring.plan.spec.open
+            not wiring.plan.specs or wiring.plan.specs[0].open
         )
         self._given_seed, self._resets = loader.seed, 0  # that of a loader which divides is given, or 0
         sampler = loader.sampler

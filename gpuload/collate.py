@@ -23,7 +23,10 @@ from gpuload.core.structure import EncodedImage, Placed, fill, mapping_like, pla
 
 
 class DirectCollate:
-    """default_collate with the images stacked already. Numeric columns are converted whole, the rest by torch."""
+    """default_collate with the images stacked already, one batch of them or a list of those, one a view.
+
+    Numeric columns are converted whole, the rest by torch.
+    """
 
     def __init__(self, source: Source):
         self._source = source
@@ -37,7 +40,8 @@ class DirectCollate:
         placed = _samples(self._source, encoded, keep)
         path = placed[0].path
         if any(other.path != path for other in placed):
-            return default_collate([sample.with_image(image) for sample, image in zip(placed, images, strict=True)])
+            single = [list(views) for views in zip(*images, strict=True)] if isinstance(images, list) else images
+            return default_collate([sample.with_image(image) for sample, image in zip(placed, single, strict=True)])
         return replaced(default_collate([sample.with_image(0) for sample in placed]), path, images)
 
 

@@ -83,8 +83,7 @@ class DataLoader(TorchDataLoader[T_co]):
         delivered, with draws of its own; labels become float (n, classes).
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
-    seed, order: gpuload's own order, "shuffle", "block" (shuffled in blocks of neighbours, which remote shards like) or
-        "sequential", and augmentation, as a function of (seed, epoch, position); see `set_epoch`. Not given: torch's
+    seed, order: gpuload's own order, "shuffle", "block" (shuffled in blocks of neighbours) or "sequential", and augmentation, as a function of (seed, epoch, position); see `set_epoch`. Not given: torch's
         order, and seeds drawn from torch's generator.
     shard: divide the epoch between ranks: "auto" (torch.distributed's rank, else torchrun's), or (rank, world). The
         ranks' batches together are the same for any world size with the same batch_size * world. None: every rank

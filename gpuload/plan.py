@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import default_collate
 
+from gpuload.augment.ops import RandomCrop
 from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.torchvision import NotUnderstoodError, read_transform
 from gpuload.batch_transform import known_batch_transform
@@ -20,6 +21,7 @@ from gpuload.core.errors import ConfigError, MissingDependencyError
 from gpuload.core.geometry import Resampling
 from gpuload.decode import dali
 from gpuload.sources import Understood, understand
+from gpuload.views import Views
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,8 +30,9 @@ class LoaderPlan:
 
     accelerated: gpuload's path, or torch's. reasons: why torch's, empty otherwise. steps: (step, where it
     runs, what comes out), in order. notes: what is worth knowing. The rest is None on torch's path.
-    spec: the images of a batch where they are stored directly; None where samples are finished one by one, as are those
-    of a batch whose images differ in size.
+    augments: what is done to each image, or for each view of it. specs: the images of a batch, a view each, where they
+    are stored directly; empty where samples are finished one by one, as are those of a batch whose images differ in
+    size. in_list: a sample holds a list of views in the image's place.
     on_gpu: the decoder runs on the GPU, where batches are delivered to one.
     ignored: arguments of gpuload's own that were given and do nothing on torch's path.
     """
@@ -39,8 +42,9 @@ class LoaderPlan:
     steps: tuple[tuple[str, str, str], ...] = ()
     notes: tuple[str, ...] = ()
     understood: Understood | None = None
-    augment: AugmentPlan | None = None
-    spec: TensorSpec | None = None
+    augments: tuple[AugmentPlan, ...] = ()
+    specs: tuple[TensorSpec, ...] = ()
+    in_list: bool = False
     decoder: str = ""
     on_gpu: bool = False
     threads: int = 0
@@ -70,7 +74,7 @@ def plan_loader(loader: Any) -> LoaderPlan:
     dtype = known_dtype(loader.dtype)
     try:
         understood = understand(loader.dataset)
-        augment = read_transform(understood.transform, dtype=dtype)
+        augments = tuple(read_transform(transform, dtype=dtype) for transform in _transforms(understood.transform))
     except NotUnderstoodError as error:
         reasons.append(str(error))
     if reasons:
@@ -82,44 +86,64 @@ def plan_loader(loader: Any) -> LoaderPlan:
         if ignored:
             notes += (f"without effect on this path: {', '.join(ignored)}",)
         return LoaderPlan(False, tuple(reasons), (("dataset[i], collate_fn", where, ""),), notes, ignored=ignored)
-    return _accelerated(loader, understood, augment)
+    return _accelerated(loader, understood, augments)
 
 
-def _accelerated(loader: Any, understood: Understood, augment: AugmentPlan) -> LoaderPlan:
+def _transforms(transform: Any) -> tuple[Any, ...]:
+    """The transform of each view."""
+    return transform.transforms if type(transform) is Views else (transform,)
+
+
+def _accelerated(loader: Any, understood: Understood, augments: tuple[AugmentPlan, ...]) -> LoaderPlan:
+    in_list = type(understood.transform) is Views
+    mixing = known_batch_transform(loader.batch_transform)
+    if mixing is not None and in_list:
+        raise ConfigError(f"{type(mixing).__name__} mixes one image a sample, and these have several views of it")
     direct = loader.batch_sampler is not None and loader.collate_fn is default_collate
-    spec = augment.tensor_spec(loader.memory_format is torch.channels_last) if direct else None
-    decoder = choose_decoder(loader.decoder, augment.resampling)
-    if spec is not None and spec.open and decoder != "native":  # others know an image's size when it is decoded
-        spec = None
+    decoder = {choose_decoder(loader.decoder, augment.resampling) for augment in augments}.pop()  # all choose the same
+    specs = _specs(augments, loader.memory_format is torch.channels_last, decoder) if direct else ()
     threads = loader.decode_threads
     where = f"{threads} thread{'s' if threads != 1 else ''}" if threads else "the caller's thread"
-    on_gpu = spec is not None and gpu_decodes(loader, augment, decoder)
+    on_gpu = bool(specs) and all(gpu_decodes(loader, augment, decoder) for augment in augments)
+    if len(augments) > 1 and any(isinstance(op, RandomCrop) for augment in augments for op in augment.geometry):
+        on_gpu = False  # the one that refuses an image by its size: another view of it would be with the GPU by then
     steps = [
         ("order", "the caller's thread", f"ids from {type(loader._index_sampler).__name__}"),
         ("read", "fetch threads" if threads else where, "encoded bytes"),
         (f"decode ({decoder})", where, "H x W x 3 uint8"),
-        *((name, where if kind == "fused" else f"{where}, per sample", shape) for name, kind, shape in augment.steps()),
     ]
-    if spec is not None:
+    for number, augment in enumerate(augments):
+        view = f"view {number + 1}: " if in_list else ""
+        for name, kind, shape in augment.steps():
+            steps.append((f"{view}{name}", where if kind == "fused" else f"{where}, per sample", shape))
+    for spec in specs:
         layout = "channels_last" if spec.channels_last else "contiguous"
         shape = "3 x h x w" if spec.open else " x ".join(map(str, spec.shape))
         how = "fused, where a batch's images are JPEGs that come out alike" if spec.open else "fused"
         steps.append(("store into the batch", f"{where}, {how}", f"n x {shape} {spec.dtype}, {layout}"))
-    else:
+    if not specs:
         steps.append(("collate_fn" if not direct else "default_collate", f"{where}, one batch at a time", ""))
-    if (mixing := known_batch_transform(loader.batch_transform)) is not None:
+    if mixing is not None:
         steps.append((type(mixing).__name__, "where batches are delivered", "labels as float, n x classes"))
     where_to = "on the GPU where one works, else on the CPU" if loader.device == "auto" else f"on {loader.device}"
     steps.append(("hand over", "the caller's thread", where_to))
-    notes = (*understood.notes, *augment.notes)
-    if loader.fidelity == "fast" and (decoder != "native" or not native_resize(augment)):
+    notes = tuple(dict.fromkeys((*understood.notes, *(note for augment in augments for note in augment.notes))))
+    if loader.fidelity == "fast" and (decoder != "native" or not all(map(native_resize, augments))):
         whose = f"decoder={decoder!r}" if decoder != "native" else "a transform that resizes tensors or by this filter"
         notes += (f'fidelity="fast" does nothing with {whose}',)
     if on_gpu and loader.device != "cpu":
         which = "JPEGs whose seek points are known" if decoder == "native" else "JPEGs"
         how = "; a first epoch, or `gpuload index`, makes them known" if decoder == "native" else ""
         notes += (f"{which} are decoded and transformed on the GPU that batches go to, if any{how}",)
-    return LoaderPlan(True, (), tuple(steps), notes, understood, augment, spec, decoder, on_gpu, threads)
+    return LoaderPlan(True, (), tuple(steps), notes, understood, augments, specs, in_list, decoder, on_gpu, threads)
+
+
+def _specs(augments: tuple[AugmentPlan, ...], channels_last: bool, decoder: str) -> tuple[TensorSpec, ...]:
+    """Each view's images of a batch where all are stored directly, else none: a batch is made in one way."""
+    specs = [spec for augment in augments if (spec := augment.tensor_spec(channels_last)) is not None]
+    # other decoders know an image's size when it is decoded, and only one view's size may be found batch by batch
+    unknown = any(spec.open for spec in specs) and (decoder != "native" or len(augments) > 1)
+    return () if unknown or len(specs) < len(augments) else tuple(specs)
 
 
 def choose_decoder(asked: str, resampling: Resampling) -> str:

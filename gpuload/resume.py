@@ -223,8 +223,7 @@ def _whole(value: Any) -> int:
 def setup_of(loader: Any) -> dict[str, Any]:
     """What decides which batches come, by name; plain values."""
     plan = loader.plan()
-    augment = plan.augment
-    transform = getattr(loader.dataset, "transform", None) if augment is None else augment
+    transform = "\n".join(map(str, plan.augments)) or getattr(loader.dataset, "transform", None)
     sampler = loader.batch_sampler if loader.batch_size is None else loader.sampler
     return {
         "dataset": _dataset_name(loader.dataset),

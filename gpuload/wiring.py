@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from gpuload.augment.plan import AugmentPlan
 from gpuload.batch_transform import known_batch_transform, mixer
 from gpuload.collate import DirectCollate, SampleCollate
 from gpuload.core.batch import TensorSpec
@@ -25,7 +26,7 @@ from gpuload.device.host import ImageMemory, image_bytes, shaped
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.engine import Engine
 from gpuload.engine.stats import Meter
-from gpuload.engine.work import Meters, Work
+from gpuload.engine.work import Meters, View, Work
 from gpuload.plan import LoaderPlan
 
 USUAL_ROWS = 64
@@ -36,7 +37,7 @@ class Wiring:
     """An engine and what it was made for: another epoch with the same plan reuses it."""
 
     def __init__(self, loader: Any, plan: LoaderPlan, bad: BadSamples):
-        assert plan.understood is not None and plan.augment is not None
+        assert plan.understood is not None
         self.plan = plan
         self._made_for = _identity(loader)
         device = resolve(loader.device)
@@ -44,24 +45,36 @@ class Wiring:
         source = plan.understood.open_source()
         rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
         threads = plan.threads
+        decoders: dict[Any, Decoder] = {}  # one for all views that are resampled alike
+        views: list[View] = []
+
+        def close() -> None:
+            for decoder in decoders.values():
+                decoder.close()
+            source.close()
+
         try:
             launcher = _launcher(loader, plan, device)
             device_bytes = loader.max_device_bytes if launcher is not None else 0
-            decoder = _decoder(
-                loader, plan, source, device, threads=max(1, threads), rows=rows, device_bytes=device_bytes
-            )
+            for number, augment in enumerate(plan.augments):
+                how = (augment.resampling, augment.resize)
+                if how not in decoders:
+                    decoders[how] = _decoder(
+                        loader, plan, augment, source, device, threads=max(1, threads), rows=rows,
+                        device_bytes=device_bytes,
+                    )  # fmt: skip
+                views.append(View(augment, decoders[how], plan.specs[number] if plan.specs else None))
         except BaseException:
-            source.close()
+            close()
             raise
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
         self.depth = loader.depth
         work = Work(
             source=source,
-            augment=plan.augment,
-            decoder=decoder,
+            views=tuple(views),
+            in_list=plan.in_list,
             device=make_device(device, keep=self.depth + 2, pinned=pinned, launcher=launcher),
-            spec=plan.spec,
             stack=DirectCollate(source),
             collate=SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
             tensor=_image_memory,
@@ -70,11 +83,6 @@ class Wiring:
             bad=bad,
             meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
         )
-
-        def close() -> None:
-            decoder.close()
-            source.close()
-
         self.device = device
         self.engine = Engine(
             work, threads=threads, fetch_threads=source.fetch_threads, prepare=_one_thread(), close=close
@@ -86,10 +94,9 @@ class Wiring:
         return (
             not self.engine.forked
             and self._made_for == _identity(loader)
-            and (mine.spec, mine.decoder, mine.threads) == (plan.spec, plan.decoder, plan.threads)
-            and mine.augment is not None
-            and plan.augment is not None
-            and mine.augment.same_as(plan.augment)
+            and (mine.specs, mine.decoder, mine.threads) == (plan.specs, plan.decoder, plan.threads)
+            and (mine.in_list, len(mine.augments)) == (plan.in_list, len(plan.augments))
+            and all(one.same_as(other) for one, other in zip(mine.augments, plan.augments, strict=True))
         )
 
 
@@ -141,11 +148,11 @@ def _on_the_cpu(loader: Any, error: GpuloadError) -> None:
 
 
 def _decoder(
-    loader: Any, plan: LoaderPlan, source: Source, device: torch.device, *, threads: int, rows: int, device_bytes: int
-) -> Decoder:
-    assert plan.augment is not None
-    resampling = plan.augment.resampling
-    pillow = PillowDecoder(resampling, plan.augment.resize)
+    loader: Any, plan: LoaderPlan, augment: AugmentPlan, source: Source, device: torch.device, *, threads: int,
+    rows: int, device_bytes: int,
+) -> Decoder:  # fmt: skip
+    resampling = augment.resampling
+    pillow = PillowDecoder(resampling, augment.resize)
     if plan.decoder == "pillow":
         return pillow
     if plan.decoder == "native":
@@ -157,7 +164,7 @@ def _decoder(
         if loader.entropy_index != "off":
             index = EntropyIndex(source.sidecars(), learn=loader.entropy_index == "learn")
         return NativeDecoder(
-            resampling, pillow, plan.augment.resize, index, fidelity=loader.fidelity, device_bytes=device_bytes
+            resampling, pillow, augment.resize, index, fidelity=loader.fidelity, device_bytes=device_bytes
         )
     if device_bytes:
         from gpuload.decode.dali_gpu import DaliGpuDecoder  # here: what it stores with takes 0.4 s to load

@@ -37,8 +37,8 @@ def loader(folder: Path, transform: Any = FUSED, **options: Any) -> Any:
 def test_images_of_one_size_are_stored_straight_into_the_batch(folder: Path):
     plan = loader(folder, batch_size=4).plan()
     assert plan.accelerated and plan.reasons == ()
-    assert plan.spec == TensorSpec((3, 16, 18), "float32")
-    assert plan.augment is not None and plan.augment.rest is None and plan.decoder == "pillow"
+    assert plan.specs == (TensorSpec((3, 16, 18), "float32"),)
+    assert [augment.rest for augment in plan.augments] == [None] and plan.decoder == "pillow"
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_images_of_one_size_are_stored_straight_into_the_batch(folder: Path):
 )
 def test_else_samples_are_finished_one_by_one(folder: Path, transform: Any, options: dict[str, Any]):
     plan = loader(folder, transform, **options).plan()
-    assert plan.accelerated and plan.spec is None
+    assert plan.accelerated and plan.specs == ()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_else_samples_are_finished_one_by_one(folder: Path, transform: Any, opti
 def test_the_batch_is_of_the_type_and_layout_asked_for(
     folder: Path, options: dict[str, Any], dtype: str, channels_last: bool
 ):
-    spec = loader(folder, **options).plan().spec
+    spec = loader(folder, **options).plan().specs[0]
     assert (spec.dtype, spec.channels_last) == (dtype, channels_last)
 
 
@@ -81,7 +81,7 @@ def test_the_batch_is_of_the_type_and_layout_asked_for(
 )
 def test_arguments_that_ask_for_torchs_path(folder: Path, options: dict[str, Any], reason: str):
     plan = loader(folder, **options).plan()
-    assert not plan.accelerated and plan.understood is None and plan.spec is None
+    assert not plan.accelerated and plan.understood is None and plan.specs == ()
     assert len(plan.reasons) == 1 and plan.reasons[0].startswith(reason)
 
 

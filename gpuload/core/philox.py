@@ -47,6 +47,18 @@ def sample_keys(*, seed: int, epoch: int, positions: np.ndarray) -> np.ndarray:
     return philox(counter, np.array(split(np.uint64(seed % 2**64)), np.uint32))
 
 
+def view_keys(keys: np.ndarray, view: int) -> np.ndarray:
+    """The random keys of one of several views of each sample: uint32 (n, 4); those of view 0 are the sample's own.
+
+    keys: uint32 (n, 4), from `sample_keys`. No counter of `uniforms` ends in this word, so no draw is made twice.
+    """
+    if view == 0:
+        return keys
+    counter = np.empty_like(keys)
+    counter[:, :2], counter[:, 2], counter[:, 3] = keys[:, 2:], view, 0xFFFFFFFF
+    return philox(counter, keys[:, :2])
+
+
 def uniforms(keys: np.ndarray, *, stream: int, count: int) -> np.ndarray:
     """Draws of each sample for one purpose: float64 (n, count) in [0, 1), 32 random bits each.
 

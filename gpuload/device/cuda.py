@@ -53,7 +53,7 @@ class _Sent:
     batch: Any
     here: tuple[torch.Tensor, ...]
     event: Any
-    verdict: _Verdict | None
+    verdicts: tuple[_Verdict, ...]
 
 
 @dataclass(frozen=True)
@@ -240,15 +240,16 @@ class CudaDevice:
                 map_leaves(lambda leaf: here.append(leaf) if self._runtime.is_here(leaf) else None, sent)
             event = self._runtime.recorded_event(self._stream)
             self._copying.append((event, kept))
-        return _Sent(sent, tuple(here), event, outgoing.verdict)
+        return _Sent(sent, tuple(here), event, outgoing.verdicts)
 
     def hand_over(self, sent: _Sent, unjudged: deque[_Verdict]) -> Any:
-        with self._wrapped():
-            known = sent.verdict is None or sent.verdict.event.query()
-        if sent.verdict is not None and known:
-            sent.verdict.judge(sent.verdict.status.numpy().view(np.int32))
-        elif sent.verdict is not None:
-            unjudged.append(sent.verdict)
+        for verdict in sent.verdicts:
+            with self._wrapped():
+                known = verdict.event.query()
+            if known:
+                verdict.judge(verdict.status.numpy().view(np.int32))
+            else:
+                unjudged.append(verdict)
         with self._wrapped():
             current = self._runtime.current_stream()
             current.wait_event(sent.event)

@@ -51,12 +51,13 @@ class Outgoing:
     """A collated batch: on the host, but for images that the device makes and what a user's collate_fn sent there.
 
     mix: (batch, launch=) -> the batch as it is to be delivered, made on the device; None: nothing is to be mixed there.
+    verdicts: what the device will say of the images that it makes.
     foreign: a user's function collated it, and may have used the device on the calling thread's current stream.
     """
 
     batch: Any
     mix: Callable[..., Any] | None = None
-    verdict: Any = None
+    verdicts: tuple[Any, ...] = ()
     foreign: bool = False
 
 

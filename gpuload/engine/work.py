@@ -21,6 +21,7 @@ from gpuload.augment.run import finish_rows, store_rows
 from gpuload.core.batch import NEVER, BatchPlan, EncodedBatch, Target, TensorSpec
 from gpuload.core.errors import GpuloadError, SampleError, exhausted, sample_error
 from gpuload.core.geometry import GEOMETRY
+from gpuload.core.philox import view_keys
 from gpuload.core.protocols import Decoder, DeviceDecoder, Source
 from gpuload.decode.erase_job import EraseJob
 from gpuload.device.host import Made, Outgoing
@@ -78,15 +79,25 @@ class Lazy:
             return self._made
 
 
-@dataclass
-class Filling:
-    """A batch while it is decoded: its bytes, its memory, and what its rows have become so far."""
+@dataclass(frozen=True)
+class View:
+    """How an image comes out of its bytes; a sample has one, or several.
 
-    plan: BatchPlan
-    epoch: int
-    encoded: EncodedBatch
+    spec: its part of the batch on the fused path, None on the per-sample path.
+    """
+
+    augment: AugmentPlan
+    decoder: Decoder
+    spec: TensorSpec | None
+
+
+@dataclass
+class Pixels:
+    """One view of a batch while it is decoded: its memory, and what its rows have become so far."""
+
+    view: View
+    keys: np.ndarray
     draws: tuple[np.ndarray, ...]
-    stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
     spec: TensorSpec | None = None  # the batch's, on the fused path
     memory: Lazy | None = None  # the images' on the host, there
     target: Target | None = None  # that memory as the decoder sees it
@@ -94,6 +105,17 @@ class Filling:
     geometry: np.ndarray | None = None
     staged: list[Any] = field(default_factory=list)  # what the decoder left for the device, task by task
     finished: dict[int, Any] = field(default_factory=dict)  # row -> image on the per-sample path
+
+
+@dataclass
+class Filling:
+    """A batch while it is decoded: its bytes, and the pixels of each view. A row that failed in one failed in all."""
+
+    plan: BatchPlan
+    epoch: int
+    encoded: EncodedBatch
+    pixels: tuple[Pixels, ...]
+    stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
     failures: dict[int, BaseException] = field(default_factory=dict)
     keep: np.ndarray | None = None  # the row at each place of what is delivered, once bad rows were told of
     outgoing: Outgoing | None = None  # the collated batch: made once, though sending it may be tried again
@@ -113,17 +135,16 @@ class Meters:
 class Work:
     """Everything fixed for a loader's accelerated path. Thread-safe.
 
-    spec: the images' part of the batch on the fused path, None on the per-sample path. stack, collate: (images,
-    encoded, keep, plan) -> the batch on the host, from one array of all images and from a list of them. tensor: memory
-    for one image, per sample. mixer: (batch on the host, its first sample's key) -> what mixes it, given `in_place` and
-    how to `launch` on the device.
+    in_list: a list of views stands in the image's place, else the only view. stack, collate: (images, encoded, keep,
+    plan) -> the batch on the host, from one array of all images (or a list of those, one a view) and from a list of
+    them. tensor: memory for one image, per sample. mixer: (batch on the host, its first sample's key) -> what mixes it,
+    given `in_place` and how to `launch` on the device.
     """
 
     source: Source
-    augment: AugmentPlan
-    decoder: Decoder
+    views: tuple[View, ...]
+    in_list: bool
     device: Any
-    spec: TensorSpec | None
     stack: Callable[[Any, EncodedBatch, np.ndarray, BatchPlan], Any]
     collate: Callable[[Any, EncodedBatch, np.ndarray, BatchPlan], Any]
     tensor: Callable[[str, int, int], Any]
@@ -134,6 +155,11 @@ class Work:
     decoders: dict[str, int] = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
 
+    @property
+    def decoder(self) -> Decoder:
+        """Whose rows_per_task and callers count: all views' decoders are of one kind."""
+        return self.views[0].decoder
+
     def fetch(self, plan: BatchPlan) -> EncodedBatch:
         """D. The bytes of the batch."""
         began = time.perf_counter()
@@ -143,56 +169,76 @@ class Work:
 
     def fill(self, plan: BatchPlan, epoch: int, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
         """The batch's memory and random draws, before its rows are decoded."""
-        filling = Filling(plan, epoch, encoded, self.augment.draw(plan.keys), stop, failures=dict(encoded.failures))
-        spec = self._common_size(filling, self.spec) if self.spec is not None and self.spec.open else self.spec
-        if spec is not None:
-            assert self.augment.table is not None
-            filling.spec, size = spec, (spec.shape[1], spec.shape[2])
-            memory = filling.memory = Lazy(partial(self.device.image_memory, spec, len(plan)))
-            rectangles = self.augment.rectangles(plan.keys, *size)
-            filling.target = Target(lambda: memory().array, self.augment.table, rectangles, self.augment.erased, size)
-        return filling
+        failures = dict(encoded.failures)
+        pixels = tuple(
+            self._pixels(view, view_keys(plan.keys, number), encoded, failures)
+            for number, view in enumerate(self.views)
+        )
+        return Filling(plan, epoch, encoded, pixels, stop, failures)
 
-    def _common_size(self, filling: Filling, spec: TensorSpec) -> TensorSpec | None:
+    def _pixels(
+        self, view: View, keys: np.ndarray, encoded: EncodedBatch, failures: dict[int, BaseException]
+    ) -> Pixels:
+        augment = view.augment
+        pixels = Pixels(view, keys, augment.draw(keys))
+        spec = view.spec
+        if spec is not None and spec.open:
+            spec = self._common_size(pixels, encoded, failures, spec)
+        if spec is not None:
+            assert augment.table is not None
+            pixels.spec, size = spec, (spec.shape[1], spec.shape[2])
+            memory = pixels.memory = Lazy(partial(self.device.image_memory, spec, len(keys)))
+            rectangles = augment.rectangles(keys, *size)
+            pixels.target = Target(lambda: memory().array, augment.table, rectangles, augment.erased, size)
+        return pixels
+
+    def _common_size(
+        self, pixels: Pixels, encoded: EncodedBatch, failures: dict[int, BaseException], spec: TensorSpec
+    ) -> TensorSpec | None:
         """The spec of a batch whose images all come out equally large, None where they don't or it isn't known."""
-        sizes = self.decoder.sizes(filling.encoded)
-        good = np.isin(np.arange(len(filling.plan)), list(filling.failures), invert=True)
+        sizes = pixels.view.decoder.sizes(encoded)
+        good = np.isin(np.arange(len(encoded)), list(failures), invert=True)
         if sizes is None or not good.any() or not sizes[good].all():
             return None
         try:
-            geometry = self._geometry(filling, np.flatnonzero(good), sizes[good, 0], sizes[good, 1])
+            geometry = self._geometry(pixels, np.flatnonzero(good), sizes[good, 0], sizes[good, 1])
         except ValueError:  # an image that cannot have what the transform asks: decoding it says which
             return None
         width, height = geometry["window"][0, 2:].tolist()
-        filling.sizes, filling.geometry = sizes, np.zeros(len(filling.plan), GEOMETRY)
-        filling.geometry[good] = geometry
+        pixels.sizes, pixels.geometry = sizes, np.zeros(len(encoded), GEOMETRY)
+        pixels.geometry[good] = geometry
         return spec.of_size(height, width) if (geometry["window"][:, 2:] == (width, height)).all() else None
 
-    def _geometry(self, filling: Filling, rows: Any, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
+    def _geometry(self, pixels: Pixels, rows: Any, widths: np.ndarray, heights: np.ndarray) -> np.ndarray:
         picked = np.asarray(rows, np.int64)
-        if filling.geometry is not None and filling.sizes is not None:
-            known = filling.sizes[picked]
+        if pixels.geometry is not None and pixels.sizes is not None:
+            known = pixels.sizes[picked]
             if np.array_equal(known[:, 0], widths) and np.array_equal(known[:, 1], heights):
-                return filling.geometry[picked]
-        return params.resolve(self.augment.geometry, [u[picked] for u in filling.draws], widths, heights)
+                return pixels.geometry[picked]
+        return params.resolve(pixels.view.augment.geometry, [u[picked] for u in pixels.draws], widths, heights)
 
     def decode(self, filling: Filling, rows: range) -> None:
         """E, F. These rows, from bytes to the batch's memory. Different rows at once: fine."""
         began = time.perf_counter()
-        resolve = partial(self._geometry, filling)
-        decoded = self.decoder.decode(filling.encoded, rows, resolve, filling.target, filling.stop)
-        if filling.target is not None:
-            store_rows(filling.target, decoded)
+        for pixels in filling.pixels:
+            self._decode(filling, pixels, rows)
+        nbytes = int(filling.encoded.lengths[rows.start : rows.stop].sum())
+        self.meters.decode.add(items=len(rows), nbytes=nbytes, busy_s=time.perf_counter() - began)
+
+    def _decode(self, filling: Filling, pixels: Pixels, rows: range) -> None:
+        view = pixels.view
+        resolve = partial(self._geometry, pixels)
+        decoded = view.decoder.decode(filling.encoded, rows, resolve, pixels.target, filling.stop)
+        if pixels.target is not None:
+            store_rows(pixels.target, decoded)
             if decoded.staged is not None:
-                filling.staged.append(decoded.staged)
+                pixels.staged.append(decoded.staged)
         else:
-            filling.finished.update(finish_rows(self.augment, decoded, filling.plan.keys, self.tensor))
+            pixels.finished.update(finish_rows(view.augment, decoded, pixels.keys, self.tensor))
         filling.failures.update(decoded.failures)
         with self._counting:
             for name, count in decoded.decoders.items():
                 self.decoders[name] = self.decoders.get(name, 0) + count
-        nbytes = int(filling.encoded.lengths[rows.start : rows.stop].sum())
-        self.meters.decode.add(items=len(rows), nbytes=nbytes, busy_s=time.perf_counter() - began)
 
     def finish(self, filling: Filling) -> Finished:
         """G. All rows are there: apply the policy to bad ones, collate, send on its way.
@@ -211,16 +257,27 @@ class Work:
         return Finished(plan.number, len(keep), sent)
 
     def _collated(self, filling: Filling, keep: np.ndarray) -> Outgoing:
-        plan, fused = filling.plan, filling.memory is not None
-        made = self._made(filling, keep) if filling.staged else None
-        images = self._images(filling, keep) if made is None else made.images
+        plan, fused = filling.plan, filling.pixels[0].memory is not None  # then all views are
+        images: Any = []
+        verdicts = []
+        for pixels in filling.pixels:
+            if pixels.staged:
+                made = self._made(filling, pixels, keep)
+                images.append(made.images)
+                verdicts.append(made.verdict)
+            else:
+                images.append(self._images(pixels, keep))
+        if not self.in_list:
+            images = images[0]
+        elif not fused:
+            images = [list(views) for views in zip(*images, strict=True)]
         batch = (self.stack if fused else self.collate)(images, filling.encoded, keep, plan)
         mix = None
         if self.mixer is not None:
             mix = partial(self.mixer(batch, plan.keys[0]), in_place=fused)
             if not self.device.mixes:
                 batch, mix = mix(batch), None
-        return Outgoing(batch, mix, None if made is None else made.verdict, foreign=not fused)
+        return Outgoing(batch, mix, tuple(verdicts), foreign=not fused)
 
     def _apply_policy(self, filling: Filling) -> Finished | None:
         """Tell of bad rows and set filling.keep; or, where no batch comes of it, what stands in its place."""
@@ -243,28 +300,29 @@ class Work:
         if lost:
             return Finished(plan.number, 0, empty=True)
         filling.keep = keep
+        for pixels in filling.pixels:  # here, once: collating is tried again where the device has no room for a view
+            if pixels.memory is not None and not pixels.staged:
+                array = pixels.memory().array
+                for place, row in enumerate(keep.tolist()):  # `skip` moves rows down, each before it is overwritten
+                    if place != row:
+                        array[place] = array[row]
         return None
 
-    def _images(self, filling: Filling, keep: np.ndarray) -> Any:
-        if filling.memory is None:
-            return [filling.finished[row] for row in keep.tolist()]
-        memory = filling.memory()
-        array = memory.array
-        for place, row in enumerate(keep.tolist()):  # `skip` moves rows down, in order: each before it is overwritten
-            if place != row:
-                array[place] = array[row]
-        return memory.tensor[: len(keep)]
+    def _images(self, pixels: Pixels, keep: np.ndarray) -> Any:
+        if pixels.memory is None:
+            return [pixels.finished[row] for row in keep.tolist()]
+        return pixels.memory().tensor[: len(keep)]
 
-    def _made(self, filling: Filling, keep: np.ndarray) -> Made:
+    def _made(self, filling: Filling, pixels: Pixels, keep: np.ndarray) -> Made:
         """The images of a batch of which the device makes some."""
-        assert filling.target is not None and filling.spec is not None and filling.memory is not None
+        assert pixels.target is not None and pixels.spec is not None and pixels.memory is not None
         places = first_places(keep, len(filling.plan))
-        staged = sorted(filling.staged, key=lambda part: int(part.rows[0]))  # tasks end in any order
-        job = cast(DeviceDecoder, self.decoder).device_job(staged, places, filling.target)
-        if filling.target.rectangles is not None:
-            job = EraseJob(job, places, filling.target)
+        staged = sorted(pixels.staged, key=lambda part: int(part.rows[0]))  # tasks end in any order
+        job = cast(DeviceDecoder, pixels.view.decoder).device_job(staged, places, pixels.target)
+        if pixels.target.rectangles is not None:
+            job = EraseJob(job, places, pixels.target)
         judge = partial(self._judge, job.rows, filling.plan)
-        return self.device.complete(job, filling.memory, filling.spec, keep, judge)
+        return self.device.complete(job, pixels.memory, pixels.spec, keep, judge)
 
     def _named(self, filling: Filling) -> list[SampleError]:
         named = []

@@ -100,6 +100,19 @@ def test_a_loader_on_the_device_gives_the_cpus_batches(
 
 
 @pytest.mark.full
+def test_several_views_of_a_sample_are_the_cpus(gpu: SimulatedGpu, folder: Path):
+    small = transforms.Compose([transforms.RandomResizedCrop(20), transforms.ToTensor(), transforms.RandomErasing(0.7)])
+    views = gpuload.Views([TRAIN, TRAIN, small])
+    learn(folder)
+    loader = loaded(folder, device="cuda", transform=views)
+    for (images, labels), (truth, _) in zip(loader, loaded(folder, device="cpu", transform=views), strict=True):
+        for one, other in zip(images, truth, strict=True):
+            assert torch.equal(gpu.read(one), other)
+        assert not torch.equal(gpu.read(images[0]), gpu.read(images[1])) and len(gpu.read(labels)) == len(images[0])
+    assert loader.stats().decoders == {"native, on the GPU": 90}
+
+
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["resize and centre crop", "padded crop", "whole", "one size", "bicubic"])
 def test_every_geometry_gives_the_cpus_batches(gpu: SimulatedGpu, folder: Path, name: str):
     transform = {

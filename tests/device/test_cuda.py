@@ -148,7 +148,7 @@ def test_an_anomaly_costs_its_own_batch_and_no_other(gpu: SimulatedGpu, ready: b
 
         memory = device.image_memory(SPEC, 1)
         done = device.complete(Reported(int(number == 2)), lambda: memory, SPEC, np.zeros(1, np.int64), judge)
-        return device.send(Outgoing([done.images], verdict=done.verdict))
+        return device.send(Outgoing([done.images], verdicts=(done.verdict,)))
 
     sent = [made(number) for number in range(4)]
     if ready:
