@@ -12,10 +12,8 @@ from collections import deque
 from time import perf_counter
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data.dataloader import _BaseDataLoaderIter
-from torch.utils.data.distributed import DistributedSampler
 
 from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import EpochCancelledError
@@ -41,8 +39,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             not wiring.plan.specs or wiring.plan.specs[0].open
         )
         self._given_seed, self._resets = loader.seed, 0  # that of a loader which divides is given, or 0
-        sampler = loader.sampler
-        self._world = (sampler.num_replicas, sampler.rank) if isinstance(sampler, DistributedSampler) else (1, 0)
+        self._places = loader.epoch_positions
         # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
         self._ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
         self._ahead_as_torch = bool(loader.num_workers)
@@ -102,12 +99,11 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self._held = error  # where torch would not have asked yet: its turn comes after the batches before it
             return
         ids = as_ids(list(index) if self._auto_collation else [index])
-        world, rank = self._world
         first = self.replayed_samples + self._position
         if self._ranks is not None:
             positions = self._ranks.positions_of(first, first + len(ids))
         else:
-            positions = (first + np.arange(len(ids))) * world + rank
+            positions = self._places(first, len(ids))
         self._position += len(ids)
         seed = int(self._given_seed if self._given_seed is not None else self._base_seed)
         keys = sample_keys(seed=seed, epoch=self._key_epoch, positions=positions)

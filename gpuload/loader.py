@@ -12,9 +12,10 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader as TorchDataLoader
-from torch.utils.data import DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import DistributedSampler
 
 from gpuload import config
 from gpuload.batch_transform import known_batch_transform
@@ -83,8 +84,9 @@ class DataLoader(TorchDataLoader[T_co]):
         delivered, with draws of its own; labels become float (n, classes).
     on_error: what a bad sample does: "raise" (SampleError names shard, sample and cause), "skip" (the batch is
         shorter) or "replace" (by a good neighbour of the batch). Counted in `stats()`.
-    seed, order: gpuload's own order, "shuffle", "block" (shuffled in blocks of neighbours) or "sequential", and augmentation, as a function of (seed, epoch, position); see `set_epoch`. Not given: torch's
-        order, and seeds drawn from torch's generator.
+    seed, order: gpuload's own order, "shuffle", "block" (shuffled in blocks of neighbours) or "sequential", and
+        augmentation, as a function of (seed, epoch, position); see `set_epoch`. Not given: torch's order, and seeds
+        drawn from torch's generator.
     shard: divide the epoch between ranks: "auto" (torch.distributed's rank, else torchrun's), or (rank, world). The
         ranks' batches together are the same for any world size with the same batch_size * world. None: every rank
         gets all, unless a sampler divides. even: how it ends, "pad" (repeat some), "drop" or "exact" (ranks may differ
@@ -153,8 +155,14 @@ class DataLoader(TorchDataLoader[T_co]):
             if ahead < 0:
                 raise ValueError("prefetch_factor option should be non-negative")
             prefetch_factor = None  # torch has no depth without worker processes; gpuload has
+        divided_by_user = sampler is not None or batch_sampler is not None  # or meant to be on every rank
         own = order or ("shuffle" if seed is not None and shuffle else None)
         if shard is not None:
+            if isinstance(sampler, DistributedSampler):
+                raise ConfigError(
+                    f"shard={shard!r} and a DistributedSampler would divide the data set twice: leave one of them out "
+                    "(with Lightning, pass Trainer(use_distributed_sampler=False))"
+                )
             own = own or ("shuffle" if shuffle else "sequential")
         if own is not None and not isinstance(sampler, (OrderSampler, DistributedSampler)):  # one injected later wins
             if sampler is not None or batch_sampler is not None or (order is not None and shuffle):
@@ -201,7 +209,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._next_epoch = 0
         self._told = False
         self.bad_samples = BadSamples()
-        self._met_ranks = False
+        self._met_ranks, self._divided_by_user = False, divided_by_user
         self._resumed: Resumed | None = None
         self._progress: Progress | None = None
         self._wiring: Any = None
@@ -220,7 +228,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress = Progress.begun(self, resumed)
         if resumed is None or resumed.random is None:
             return super().__iter__()
-        with resumed.random.again(self.generator):
+        with resumed.random.again(self):
             iterator: Any = super().__iter__()
             iterator.replay()
         return iterator
@@ -232,7 +240,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._met_ranks = True
         if self.shard is not None:
             check_ranks(setup_of(self), config.RANKS_WAIT_S)
-        elif type(self.sampler) in (OrderSampler, RandomSampler, SequentialSampler):
+        elif not self._divided_by_user:
             warn_undivided()
 
     def state_dict(self) -> dict[str, Any]:
@@ -298,6 +306,21 @@ class DataLoader(TorchDataLoader[T_co]):
             tell = getattr(sampler, "set_epoch", None)
             if tell is not None:
                 tell(epoch)
+
+    def epoch_positions(self, first: int, count: int) -> np.ndarray:
+        """Places in the epoch of all ranks of this loader's samples first..first+count-1, by which random keys go."""
+        world, rank = 1, 0
+        if isinstance(self.sampler, DistributedSampler):
+            world, rank = self.sampler.num_replicas, self.sampler.rank
+        return np.arange(first, first + count) * world + rank
+
+    @property
+    def _is_accelerate_prepared(self) -> bool:
+        """Asked by Hugging Face's Accelerator.prepare, right before it rebuilds torch's class from this loader."""
+        from gpuload.adapters.accelerate import keep
+
+        keep(self)
+        return False
 
     @property
     def explicit_inline(self) -> bool:

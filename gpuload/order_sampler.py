@@ -7,6 +7,7 @@ Orders are `sampling/order.py`'s, their division between ranks `sampling/ranks.p
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,8 @@ class OrderSampler(Sampler[int]):
 
     def set_epoch(self, epoch: int) -> None:
         """Which epoch the next iteration is, from its beginning."""
-        self.epoch, self.start = epoch, 0
+        if epoch != self.epoch:  # told again of the epoch that it is in, as Lightning does, it goes on where it is
+            self.epoch, self.start = epoch, 0
 
     def plan(self) -> RankPlan:
         """How the ranks divide what an iteration begun now would give."""
@@ -63,7 +65,7 @@ class OrderSampler(Sampler[int]):
         return order.at(_wrapped(positions, order.length))
 
     def __len__(self) -> int:
-        return self.plan().samples
+        return replace(self.plan(), start=0).samples
 
     def __iter__(self) -> Iterator[int]:
         plan = self.plan()

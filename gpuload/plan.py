@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch.utils.data.dataloader import default_collate
 
+from gpuload.adapters.timm import as_torchvision
 from gpuload.augment.ops import RandomCrop
 from gpuload.augment.plan import AugmentPlan
 from gpuload.augment.torchvision import NotUnderstoodError, read_transform
@@ -74,7 +75,9 @@ def plan_loader(loader: Any) -> LoaderPlan:
     dtype = known_dtype(loader.dtype)
     try:
         understood = understand(loader.dataset)
-        augments = tuple(read_transform(transform, dtype=dtype) for transform in _transforms(understood.transform))
+        augments = tuple(
+            read_transform(as_torchvision(transform), dtype=dtype) for transform in _transforms(understood.transform)
+        )
     except NotUnderstoodError as error:
         reasons.append(str(error))
     if reasons:

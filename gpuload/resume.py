@@ -36,26 +36,40 @@ _LONGEST = 400  # characters of a description that is kept as it is
 
 @dataclass(frozen=True)
 class RandomStates:
-    """torch's default generator and the loader's own, compressed; 2.6 KB each."""
+    """torch's default generator, the loader's own and the sampler's own, compressed; 2.6 KB each."""
 
     default: bytes
     own: bytes | None
+    samplers: bytes | None
 
     @classmethod
-    def now(cls, own: torch.Generator | None) -> RandomStates:
-        return cls(_packed(torch.get_rng_state()), None if own is None else _packed(own.get_state()))
+    def now(cls, loader: Any) -> RandomStates:
+        own, samplers = (None if g is None else _packed(g.get_state()) for g in _generators(loader))
+        return cls(_packed(torch.get_rng_state()), own, samplers)
 
     @contextlib.contextmanager
-    def again(self, own: torch.Generator | None) -> Iterator[None]:
+    def again(self, loader: Any) -> Iterator[None]:
         """As it was then. Afterwards the default generator is what it was before; the loader's own goes on."""
         before = torch.get_rng_state()
-        if own is not None and self.own is not None:
-            own.set_state(_unpacked(self.own))
+        for generator, then in zip(_generators(loader), (self.own, self.samplers), strict=True):
+            if generator is not None and then is not None:
+                generator.set_state(_unpacked(then))
         torch.set_rng_state(_unpacked(self.default))
         try:
             yield
         finally:
             torch.set_rng_state(before)
+
+
+def _generators(loader: Any) -> tuple[torch.Generator | None, torch.Generator | None]:
+    sampler, found = loader._index_sampler, None
+    while sampler is not None and found is None:
+        found = getattr(sampler, "generator", None)
+        inner = getattr(sampler, "batch_sampler", None)
+        sampler = getattr(sampler, "sampler", None) if inner is None else inner
+    if not isinstance(found, torch.Generator) or found is loader.generator:
+        found = None
+    return loader.generator, found
 
 
 def _packed(state: torch.Tensor) -> bytes:
@@ -98,12 +112,13 @@ class Progress:
     batches: int = 0
     also: set[int] = field(default_factory=set)
     over: bool = False
+    setup: dict[str, Any] | None = None
 
     @classmethod
     def begun(cls, loader: Any, resumed: Resumed | None) -> Progress:
         """Of the epoch that `loader` is about to begin."""
         resumed = resumed or Resumed.none()
-        random = resumed.random or RandomStates.now(loader.generator)
+        random = resumed.random or RandomStates.now(loader)
         epoch = getattr(_epoch_sampler(loader), "epoch", None)
         return cls(loader.epoch, random, epoch, resumed, batches=resumed.batches, also=set(resumed.also))
 
@@ -150,8 +165,11 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
             "state_dict: an IterableDataset knows its position, and nobody else does: keep its own state, or make it a "
             "map-style data set"
         )
-    state = {"version": VERSION, "setup": setup_of(loader), "order_seed": getattr(loader.sampler, "seed", None)}
-    if progress is None or progress.over:
+    setup = setup_of(loader) if progress is None or progress.setup is None else progress.setup
+    if progress is not None:
+        progress.setup = setup  # Accelerate asks before every batch
+    state = {"version": VERSION, "setup": setup, "order_seed": getattr(loader.sampler, "seed", None)}
+    if progress is None or progress.over or progress.batches == _length(loader):
         epoch = loader._next_epoch if progress is None else progress.epoch + 1
         return state | {"epoch": epoch, "batches": 0, "also": []}
     if not loader.in_order and not loader.plan().accelerated:
@@ -171,7 +189,7 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
         "also": sorted(progress.also),
         "key_epoch": progress.key_epoch,
         "base_seed": progress.base_seed if loader.seed is None else None,
-        "rng": {"default": progress.random.default, "own": progress.random.own},
+        "rng": {"default": progress.random.default, "own": progress.random.own, "samplers": progress.random.samplers},
         "sampler_epoch": progress.sampler_epoch,
     }
 
@@ -191,12 +209,16 @@ def resumed_from(loader: Any, state: Mapping[str, Any]) -> Resumed:
             also=frozenset(map(_whole, state["also"])),
             key_epoch=state.get("key_epoch"),
             base_seed=state.get("base_seed"),
-            random=None if rng is None else RandomStates(bytes(rng["default"]), rng["own"] and bytes(rng["own"])),
+            random=None
+            if rng is None
+            else RandomStates(
+                bytes(rng["default"]), rng["own"] and bytes(rng["own"]), rng["samplers"] and bytes(rng["samplers"])
+            ),
             sampler_epoch=state.get("sampler_epoch"),
             position=_whole(state.get("position", 0)),
         )
         if resumed.random is not None:
-            for packed in (resumed.random.default, resumed.random.own):
+            for packed in (resumed.random.default, resumed.random.own, resumed.random.samplers):
                 assert packed is None or _unpacked(packed).numel() > 0
     except (KeyError, TypeError, ValueError, AssertionError, zlib.error) as error:
         raise ConfigError(f"load_state_dict: the state is damaged: {type(error).__name__}: {error}") from error

@@ -34,11 +34,12 @@ STAIRS = {("report", "engine"), ("tune", "engine")}  # they draw and steer by th
 """(importer, imported) of neighbours on one floor, in one direction only."""
 
 LOADERS_ROOMS = {path.stem for path in (ROOT / "gpuload").glob("*.py")} - {"__init__", "__main__", "config", "loader"}
-"""Files beside loader.py, on its floor: torch's signature, split by subject. They may import one another."""
+LOADERS_ROOMS |= {"adapters"}
+"""What stands beside loader.py, on its floor: torch's signature, split by subject. They may import one another."""
 
 TORCH = {"loader", "device", "cli", "testing", "augment.keyed_random", "augment.torchvision"} | LOADERS_ROOMS
 KERNEL_CALLERS = {"decode", "augment.run", "batch_transform", "fetch.local"}
-OPTIONAL = {"nvidia", "cupy", "pynvml", "torchvision", "psutil", "skimage", "sklearn"}
+OPTIONAL = {"nvidia", "cupy", "pynvml", "torchvision", "psutil", "skimage", "sklearn", "accelerate", "timm"}
 DEPENDENCIES = {"numpy", "numba", "llvmlite", "torch", "fsspec", "PIL", "rich", "typer"}
 """What pyproject.toml requires, by import name; llvmlite comes with numba, at the version that numba pins."""
 

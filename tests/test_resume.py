@@ -70,7 +70,7 @@ def same(a: Any, b: Any) -> bool:
 def test_the_rest_of_the_epoch_is_what_would_have_come(folder: Path, name: str, threads: int):
     torch.manual_seed(1)
     whole = loader(folder, name, num_workers=threads)
-    for cut in (0, 1, min(3, len(whole))):
+    for cut in (0, 1, min(3, len(whole) - 1)):
         iterator = iter(whole)
         before = [next(iterator) for _ in range(cut)]
         state = pickle.loads(pickle.dumps(whole.state_dict()))
@@ -96,6 +96,18 @@ def test_the_epochs_after_a_resumed_one_are_those_that_would_have_come(folder: P
         assert same(list(other), rest)
         assert all(same(list(other), epoch) for epoch in following)
         assert other.epoch == 2
+
+
+def test_after_the_last_batch_the_next_epoch_follows_whoever_asked_for_more(folder: Path):
+    """Lightning never asks for the end: it counts."""
+    whole = loader(folder, "own order")
+    iterator = iter(whole)
+    for _ in range(len(whole)):
+        next(iterator)
+    state = whole.state_dict()
+    other = loader(folder, "own order")
+    other.load_state_dict(state)
+    assert same(list(other), list(whole))
 
 
 def test_at_an_epochs_end_the_next_one_follows(folder: Path):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -113,7 +112,9 @@ class Target:
     erased: np.ndarray | None = None
     size: tuple[int, int] | None = None
 
-    @cached_property
+    # No cached_property: before Python 3.12 all instances share its lock, which a fork may find held for ever.
+
+    @property
     def array(self) -> np.ndarray:
         """The memory: (n, 3, H, W)."""
         return self.memory if isinstance(self.memory, np.ndarray) else self.memory()
@@ -124,12 +125,12 @@ class Target:
         height, width = self.size or self.array.shape[2:]
         return height, width
 
-    @cached_property
+    @property
     def array_bytes(self) -> np.ndarray:
         """array as uint8 (n, 3, H, W, bytes of an element)."""
         return self.array[..., None].view(np.uint8)
 
-    @cached_property
+    @property
     def table_bytes(self) -> np.ndarray:
         """table as uint8 (3, 256, bytes of an element)."""
         return np.ascontiguousarray(self.table)[..., None].view(np.uint8)

@@ -13,10 +13,15 @@ from typing import Any
 
 import numpy as np
 
+ALIGNMENT = 64
+"""Of memory that is not page-locked: JAX takes what is less aligned only as a copy."""
+
 
 def pageable(nbytes: int) -> np.ndarray:
     """Ordinary memory, uint8 (nbytes,)."""
-    return np.empty(nbytes, np.uint8)
+    block = np.empty(nbytes + ALIGNMENT - 1, np.uint8)
+    first = -block.ctypes.data % ALIGNMENT
+    return block[first : first + nbytes]
 
 
 class _Lease:

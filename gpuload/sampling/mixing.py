@@ -66,6 +66,7 @@ class Mixture:
                 raise ConfigError(f"data set {number} of the mixture has no samples, and a weight of {weight:g}")
         if self.length < 0:
             raise ConfigError(f"the length of a mixture is at least 0, got {self.length}")
+        _ = self._root  # now: before Python 3.12 cached properties share a lock, which a fork may find held for ever
 
     @classmethod
     def of_all(cls, lengths: tuple[int, ...], weights: tuple[float, ...], seed: int = 0) -> Mixture:
