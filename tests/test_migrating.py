@@ -54,7 +54,7 @@ def blocks() -> Iterator[Block]:
 
 
 @pytest.fixture
-def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Any]]:
     """A folder that holds what the page speaks of, as the current one; and the names that it takes for granted."""
     (tmp_path / "train").mkdir()
     write_images(tmp_path / "train")
@@ -63,7 +63,8 @@ def there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     files = sorted((tmp_path / "train").rglob("*.jpg"))
     names: dict[str, Any] = {"records": [{"image": path.read_bytes(), "label": 0} for path in files]}
     next(blocks()).run(names)
-    return names
+    yield names
+    names.clear()  # classes that the blocks define keep it, and with it loaders and their threads
 
 
 def check(block: Block, names: dict[str, Any]) -> None:
