@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import zlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -169,7 +169,7 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
     if progress is not None:
         progress.setup = setup  # Accelerate asks before every batch
     state = {"version": VERSION, "setup": setup, "order_seed": getattr(loader.sampler, "seed", None)}
-    if progress is None or progress.over or progress.batches == _length(loader):
+    if progress is None or progress.over or progress.batches == _to_deliver(loader):
         epoch = loader._next_epoch if progress is None else progress.epoch + 1
         return state | {"epoch": epoch, "batches": 0, "also": []}
     if not loader.in_order and not loader.plan().accelerated:
@@ -192,6 +192,12 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
         "rng": {"default": progress.random.default, "own": progress.random.own, "samplers": progress.random.samplers},
         "sampler_epoch": progress.sampler_epoch,
     }
+
+
+def _to_deliver(loader: Any) -> int | None:
+    """After how many batches the epoch, or what was left of it, is over: on the rank that has most of them."""
+    plan = own_plan(loader)
+    return _length(loader) if plan is None else len(replace(plan, rank=0))
 
 
 def resumed_from(loader: Any, state: Mapping[str, Any]) -> Resumed:
