@@ -56,6 +56,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         resumed = self.progress.resumed
         if resumed.key_epoch is not None and resumed.base_seed is not None:
             self._key_epoch, self._base_seed = resumed.key_epoch, resumed.base_seed
+            self._resets = resumed.key_epoch  # the epochs that follow count on from there
         self.progress.key_epoch, self.progress.base_seed = self._key_epoch, self._base_seed
         self.replay_from(resumed)
         self._ranks = own_plan(loader)

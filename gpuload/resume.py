@@ -61,12 +61,18 @@ class RandomStates:
             torch.set_rng_state(before)
 
 
-def _generators(loader: Any) -> tuple[torch.Generator | None, torch.Generator | None]:
-    sampler, found = loader._index_sampler, None
-    while sampler is not None and found is None:
-        found = getattr(sampler, "generator", None)
+def sampler_chain(sampler: Any) -> Iterator[Any]:
+    """A sampler, of batches or not, and what it draws from, to the innermost: frameworks wrap one in another."""
+    while sampler is not None:
+        yield sampler
         inner = getattr(sampler, "batch_sampler", None)
         sampler = getattr(sampler, "sampler", None) if inner is None else inner
+
+
+def _generators(loader: Any) -> tuple[torch.Generator | None, torch.Generator | None]:
+    """The loader's, and the first one that a sampler has of its own."""
+    have = (getattr(sampler, "generator", None) for sampler in sampler_chain(loader._index_sampler))
+    found = next((generator for generator in have if generator is not None), None)
     if not isinstance(found, torch.Generator) or found is loader.generator:
         found = None
     return loader.generator, found

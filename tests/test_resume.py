@@ -134,6 +134,20 @@ def test_persistent_iterators_resume_in_a_later_epoch(folder: Path):
         assert same(list(other), rest)
 
 
+def test_epochs_after_a_persistent_one_that_was_resumed_have_the_crops_that_would_have_come(folder: Path):
+    def made() -> Any:
+        return loader(folder, "in order", persistent_workers=True, generator=torch.Generator().manual_seed(8))
+
+    whole = made()
+    list(whole)
+    iterator = iter(whole)
+    next(iterator)
+    state, rest, third = whole.state_dict(), list(iterator), list(whole)
+    other = made()
+    other.load_state_dict(state)
+    assert same(list(other), rest) and same(list(other), third)
+
+
 def test_nothing_that_came_before_is_read_again(folder: Path):
     read: list[int] = []
 

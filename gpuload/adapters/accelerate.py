@@ -15,7 +15,7 @@ import functools
 import inspect
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader as TorchDataLoader
 from gpuload.core.errors import ConfigError, MissingDependencyError
 from gpuload.loader import DataLoader
 from gpuload.order_sampler import OrderSampler
+from gpuload.resume import sampler_chain
 
 _kept: weakref.WeakSet[DataLoader] = weakref.WeakSet()
 
@@ -75,26 +76,18 @@ def _building(init: Callable[..., None]) -> Callable[..., None]:
 
 def _source(batches: Any) -> DataLoader | None:
     """The loader of ours whose batches these are, however often Accelerate has wrapped its batch sampler."""
-    for sampler in _chain(batches):
+    for sampler in sampler_chain(batches):
         for loader in _kept:
             if sampler is loader._index_sampler:
                 return loader
     return None
 
 
-def _chain(batches: Any) -> Iterator[Any]:
-    """A batch sampler and what it draws from, to the innermost."""
-    while batches is not None:
-        yield batches
-        inner = getattr(batches, "batch_sampler", None)
-        batches = getattr(batches, "sampler", None) if inner is None else inner
-
-
 def _share_drawn_seed(batches: Any) -> None:
     """Rank 0's for all: parts of orders that each rank drew for itself would be no whole."""
     from accelerate.utils import broadcast_object_list
 
-    for sampler in _chain(batches):
+    for sampler in sampler_chain(batches):
         if isinstance(sampler, OrderSampler):
             sampler.seed = broadcast_object_list([sampler.seed])[0]
 
@@ -114,7 +107,8 @@ class Kept(DataLoader[Any]):
             if self._resumed is not None:
                 adapter.iteration = self._resumed.epoch
             self.set_epoch(adapter.iteration)
-            for sampler in _chain(self._index_sampler):  # Accelerate tells two levels, and skipping makes it three
+            # Accelerate tells two levels, and skipping makes it three.
+            for sampler in sampler_chain(self._index_sampler):
                 if hasattr(sampler, "set_epoch"):
                     sampler.set_epoch(adapter.iteration)
         return super().__iter__()
@@ -130,7 +124,7 @@ class Kept(DataLoader[Any]):
     def epoch_positions(self, first: int, count: int) -> np.ndarray:
         """As DataLoader's. Accelerate deals batches, or pieces of one, to the ranks in turn, and may skip some."""
         rows, world, rank, pieces, skipped = 1, 1, 0, 1, 0
-        for sampler in _chain(self._index_sampler):
+        for sampler in sampler_chain(self._index_sampler):
             rows = getattr(sampler, "batch_size", None) or rows
             skipped += getattr(sampler, "skip_batches", 0)
             if hasattr(sampler, "process_index"):
