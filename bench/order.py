@@ -22,19 +22,21 @@ import io
 import json
 import math
 import sys
+import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 from PIL import Image
-from torchvision.transforms import PILToTensor
+from torchvision.transforms import Compose, PILToTensor, RandomResizedCrop, ToTensor
 
-from gpuload import DataLoader, EncodedImage
+from gpuload import DataLoader, EncodedImage, ShardDataset
 from gpuload.cli.bench.machine import this_machine, versions
 
 CLASSES, A_CLASS, BATCH = 1000, 1300, 256
@@ -68,9 +70,7 @@ class Images:
 
     def __init__(self, paths: Sequence[str]):
         self.paths = paths
-        data = io.BytesIO()
-        Image.fromarray(np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)).save(data, "jpeg")
-        self.data = data.getvalue()
+        self.data = jpeg_of(32)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -82,8 +82,17 @@ class Images:
         return self.transform(Image.open(io.BytesIO(self.data))), len(self.paths[index])
 
 
-def loader_of(dataset: Any, order: str = "shuffle", **more: Any) -> DataLoader:
-    return DataLoader(dataset, BATCH, order=order, seed=1, device="cpu", **more)
+def jpeg_of(size: int) -> bytes:
+    """A photograph-like JPEG: smooth shapes under noise, 4:2:0."""
+    rng, data = np.random.default_rng(0), io.BytesIO()
+    coarse = Image.fromarray(rng.integers(0, 256, (size // 16, size // 16, 3), np.uint8)).resize((size, size))
+    pixels = np.asarray(coarse, np.int16) + rng.integers(-12, 13, (size, size, 3))
+    Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(data, "jpeg", quality=90)
+    return data.getvalue()
+
+
+def loader_of(dataset: Any, order: str = "shuffle", batch: int = BATCH, **more: Any) -> DataLoader:
+    return DataLoader(dataset, batch, order=order, seed=1, device="cpu", **more)
 
 
 def sampled(length: int, order: str = "shuffle", epoch: int = 0) -> Iterator[int]:
@@ -137,18 +146,44 @@ def costs(rounds: int) -> Iterator[Figure]:
 
 
 def boundary(rounds: int) -> Iterator[Figure]:
-    """From the last batch of an epoch to the first of the next, beside the time between two batches."""
-    loader = loader_of(Images(["a path"] * (BATCH * 30)), accelerate="require")
+    """What an epoch's end costs a loop: time beyond that between two batches where it only takes them, and its wait
+    where each step takes twice as long as a batch, so that batches lie ready."""
+    crop = Compose([RandomResizedCrop(224), ToTensor()])
+    for batch, size, transform, promised in ((64, 512, crop, True), (256, 32, PILToTensor(), False)):
+        name = f"{batch} of {size} x {size}"
+        with TemporaryDirectory() as folder:
+            write_shard(Path(folder) / "images.tar", jpeg_of(size), batch * 30)
+            dataset = ShardDataset(f"{folder}/images.tar", fields=("image",), transform=transform)
+            loader = loader_of(dataset, batch=batch, accelerate="require")
+            between, across = waits(loader, rounds, step_s=0.0)
+            _, waited = waits(loader, rounds, step_s=2 * between)
+            del loader
+        bound = between * 1e3 if promised else None
+        yield Figure(f"between two batches, {name}", between * 1e3, "ms")
+        yield Figure(f"epoch boundary beyond it, {name}", (across - between) * 1e3, "ms", bound)
+        yield Figure(f"epoch boundary behind a step, {name}", waited * 1e3, "ms", bound)
+
+
+def waits(loader: DataLoader, epochs: int, step_s: float) -> tuple[float, float]:
+    """Median seconds in which a loop waits for a batch, and for an epoch's first one after the first epoch."""
     between, across = [], []
-    last = None
-    for _ in range(rounds + 1):
+    asked = None
+    for _ in range(epochs + 1):
         for number, _ in enumerate(loader):
-            now = time.perf_counter()
-            if last is not None:
-                (between if number else across).append(now - last)
-            last = now
-    yield Figure("between two batches of 256, 32 x 32", median(between) * 1e3, "ms")
-    yield Figure("epoch boundary", median(across) * 1e3, "ms", median(between) * 1e3)
+            if asked is not None:
+                (between if number else across).append(time.perf_counter() - asked)
+            time.sleep(step_s)
+            asked = time.perf_counter()
+    return median(between), median(across)
+
+
+def write_shard(path: Path, data: bytes, images: int) -> None:
+    """A tar of so many copies of one JPEG."""
+    with tarfile.open(path, "w") as shard:
+        for i in range(images):
+            member = tarfile.TarInfo(f"{i:06d}.jpg")
+            member.size = len(data)
+            shard.addfile(member, io.BytesIO(data))
 
 
 def memory(epochs: int = 20) -> Iterator[Figure]:

@@ -17,10 +17,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import EpochCancelledError
-from gpuload.core.philox import sample_keys
-from gpuload.core.refs import as_ids
 from gpuload.core.structure import map_leaves
-from gpuload.engine.flow import WaitTimeoutError
+from gpuload.engine.flow import Flow, WaitTimeoutError
+from gpuload.planning import Ahead, Planner, next_plans, places_of
 from gpuload.record import begin_record
 from gpuload.resume import Replaying, own_plan
 from gpuload.wiring import Wiring
@@ -38,20 +37,20 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         self._channels_last = loader.memory_format is torch.channels_last and (
             not wiring.plan.specs or wiring.plan.specs[0].open
         )
-        self._given_seed, self._resets = loader.seed, 0  # that of a loader which divides is given, or 0
-        self._places = loader.epoch_positions
+        self._resets = 0
         # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
-        self._ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
+        self._pulled_ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
         self._ahead_as_torch = bool(loader.num_workers)
         self._inline = loader.explicit_inline
         if self._inline:
-            self._ahead = 1
+            self._pulled_ahead = 1
         self._begin(loader)
         if loader.num_workers:  # without workers torch asks the sampler for nothing before the first next()
             self._reset(loader, first_iter=True)
 
     def _begin(self, loader: Any) -> None:
-        self._key_epoch = loader.epoch if self._given_seed is not None else self._resets
+        given_seed = loader.key_seed
+        self._key_epoch = loader.epoch if given_seed is not None else self._resets
         self.progress = loader._progress
         resumed = self.progress.resumed
         if resumed.key_epoch is not None and resumed.base_seed is not None:
@@ -59,15 +58,38 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self._resets = resumed.key_epoch  # the epochs that follow count on from there
         self.progress.key_epoch, self.progress.base_seed = self._key_epoch, self._base_seed
         self.replay_from(resumed)
-        self._ranks = own_plan(loader)
-        self._number, self._position = resumed.batches, 0
-        self._primed = False
+        self._planner = Planner(
+            loader.epoch,
+            int(self._base_seed if given_seed is None else given_seed),
+            self._key_epoch,
+            places_of(loader),
+            single=not self._auto_collation,
+            number=resumed.batches,
+        )
+        self._primed = self._exhausted = self._ended = False
+        self._due = 0
         self._held: Exception | None = None
         self._unjudged: deque[Any] = deque()
         self._flow = self._wiring.engine.start(epoch=loader.epoch, depth=self._wiring.depth, in_order=self._in_order)
-        self._end = weakref.finalize(self, _cancel, self._flow, self._pid)
-        self._end.atexit = False
+        self._end = self._ends_with(self._flow)
         self.record = begin_record(loader, self, device=self._wiring.device, number=loader.epoch, flow=self._flow)
+        self._loader = weakref.ref(loader)
+        self._goes_ahead = self._knows_what_follows(loader)
+        self._next: Ahead | None = None
+        self._begun = self._wiring.taken_ahead()
+        if self._begun is not None and not self._goes_ahead:
+            self._begun.flow.cancel()
+            self._begun = None
+
+    def _ends_with(self, flow: Any) -> weakref.finalize:
+        end = weakref.finalize(self, _cancel, flow, self._pid)
+        end.atexit = False
+        return end
+
+    def _knows_what_follows(self, loader: Any) -> bool:
+        """Whether the next epoch's batches are known, and nothing of the user's runs while they are made."""
+        fused = bool(self._wiring.plan.specs)
+        return fused and own_plan(loader) is not None and self._in_order and not self._inline
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         super()._reset(loader, first_iter)
@@ -80,46 +102,83 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
 
     def _prime(self) -> None:
         self._primed = True
-        for _ in range(self._ahead):
+        begun, self._begun = self._begun, None
+        if begun is not None:
+            self._due = self._pulled_ahead - self._take_over(begun)
+            self._catch_up()
+            return
+        for _ in range(self._pulled_ahead):
             self._pull()
+
+    def _catch_up(self) -> None:
+        """Pull what is due, unless the next batch is ready: then that one goes first, and two are pulled behind it."""
+        while self._due and not self._flow.ready:
+            self._due -= 1
+            self._pull()
+
+    def _take_over(self, begun: Ahead) -> int:
+        """Go on in the flow in which this epoch's first batches were begun, if they are those. How many were pulled."""
+        plans = [plan for _ in begun.begun if (plan := self._next_plan()) is not None]
+        if begun.are(plans):
+            self._end.detach()
+            self._flow = self.record.flow = begun.flow
+            self._end = self._ends_with(begun.flow)
+            self._wiring.engine.turn(begun.flow, begun.work, self._planner.epoch)
+        else:
+            begun.flow.cancel()
+            for plan in plans:
+                self._flow.put(plan)
+        return len(plans)
 
     def _pull(self) -> None:
         if self._held is not None:
             return
         try:
-            index = self._next_index()
-            while self._number in self.progress.resumed.also:
-                self._number += 1
-                self._position += len(index) if self._auto_collation else 1
-                index = self._next_index()
-        except StopIteration:
-            return
+            plan = self._next_plan()
         except Exception as error:
             if self._ahead_as_torch or not self._flow.outstanding:
                 raise
             self._held = error  # where torch would not have asked yet: its turn comes after the batches before it
-            return
-        ids = as_ids(list(index) if self._auto_collation else [index])
-        first = self.replayed_samples + self._position
-        if self._ranks is not None:
-            positions = self._ranks.positions_of(first, first + len(ids))
         else:
-            positions = self._places(first, len(ids))
-        self._position += len(ids)
-        seed = int(self._given_seed if self._given_seed is not None else self._base_seed)
-        keys = sample_keys(seed=seed, epoch=self._key_epoch, positions=positions)
-        self._flow.put(BatchPlan(self._number, ids, positions, keys, single=not self._auto_collation))
-        self._number += 1
+            if plan is not None:
+                self._flow.put(plan)
+
+    def _next_plan(self) -> BatchPlan | None:
+        """None: the sampler is at its end."""
+        try:
+            index = self._next_index()
+            while self._planner.number in self.progress.resumed.also:
+                self._planner.skip(len(index) if self._auto_collation else 1)
+                index = self._next_index()
+        except StopIteration:
+            self._exhausted = True
+            return None
+        return self._planner.plan(index, after=self.replayed_samples)
+
+    def _go_ahead(self) -> None:
+        """The sampler is at its end: the next epoch's first batches follow, behind the last ones of this."""
+        if self._next is None:
+            loader = self._loader()
+            if loader is None:
+                self._goes_ahead = False
+                return
+            most = min(loader.ready_ahead, self._pulled_ahead)
+            assert isinstance(self._flow, Flow)
+            self._next = Ahead(self._flow, self._wiring.engine.epoch_work(), next_plans(loader), most)
+        self._next.go_on()
 
     def _next_data(self) -> Any:
         self._check_process()
         asked_at = perf_counter()
         device = self._wiring.engine.work.device
         device.judge(self._unjudged, wait=False)
+        if self._ended:
+            raise StopIteration
         if not self._primed:
             self._prime()
         elif self._flow.outstanding == 0:
             self._pull()  # as torch without workers: after its end, or an error in it, the sampler is asked again
+        self._catch_up()
         while self._flow.outstanding:
             try:
                 finished = self._flow.take(self._timeout or None)
@@ -128,6 +187,11 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self.progress.took(finished.number)
             if not self._inline or finished.empty:
                 self._pull()
+            if self._due:
+                self._due -= 1
+                self._pull()
+            if self._exhausted and self._goes_ahead:
+                self._go_ahead()
             if finished.error is not None:
                 try:
                     raise finished.error
@@ -147,6 +211,10 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         self.progress.over = True
         device.judge(self._unjudged, wait=True)
         self._flow.check_delivered()
+        if self._next is not None:
+            self._ended = True
+            self._end.detach()  # the flow goes on without this iterator
+            self._wiring.keep(self._next)
         raise StopIteration
 
     def close(self) -> None:

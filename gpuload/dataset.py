@@ -158,6 +158,11 @@ class ShardDataset(Dataset):
             raise sample_error(shard, int(ids[row]), key, found[row]) from found[row]
         return columns
 
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...]:
+        """What these samples are, as a value: equal as long as their bytes lie there and their labels are those."""
+        labels = None if self._labels is None else self._labels[ids].tobytes()
+        return (self.refs(ids).tobytes(), labels)
+
     def member_refs(self, name: str, ids: np.ndarray) -> np.ndarray:
         """SAMPLE_REF (n,): where the member with this extension lies; length -2 where a sample has none."""
         refs = np.empty(len(ids), SAMPLE_REF)

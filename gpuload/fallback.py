@@ -26,7 +26,7 @@ class _Clocked(Replaying):
     def __init__(self, loader: Any, reasons: tuple[str, ...]):
         self._reasons = reasons
         mixing = known_batch_transform(loader.batch_transform)
-        self._mixer, self._seed = None if mixing is None else mixer(mixing), loader.seed
+        self._mixer, self._seed = None if mixing is None else mixer(mixing), loader.key_seed
         self.begin(loader)
         super().__init__(loader)  # type: ignore[call-arg]
         self.progress.base_seed = self._base_seed  # type: ignore[attr-defined]

@@ -336,12 +336,21 @@ class DataLoader(TorchDataLoader[T_co]):
     def depth(self) -> int:
         """Batches in the making or ready, not yet handed over, on the accelerated path.
 
-        Those ahead (prefetch_factor), and as many as it takes to give every decode thread something to do.
+        Those ready, and as many as it takes to give every decode thread something to do.
         """
-        given = self.prefetch_factor
-        ahead = config.DEPTH if given is None or isinstance(given, Automatic) else max(1, given)
         rows = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
-        return ahead + math.ceil(self.decode_threads / math.ceil(rows / config.ROWS_PER_TASK))
+        return self.ready_ahead + math.ceil(self.decode_threads / math.ceil(rows / config.ROWS_PER_TASK))
+
+    @property
+    def ready_ahead(self) -> int:
+        """Batches that are to lie ready, beside those in the making: prefetch_factor, or what is chosen for it."""
+        given = self.prefetch_factor
+        return config.DEPTH if given is None or isinstance(given, Automatic) else max(1, given)
+
+    @property
+    def key_seed(self) -> int | None:
+        """The seed of all random keys: the one given, or that of gpuload's own order. None: drawn anew each epoch."""
+        return self.sampler.seed if self.seed is None and isinstance(self.sampler, OrderSampler) else self.seed
 
     def plan(self) -> LoaderPlan:
         """What an iteration started now would do, and why. Opens no file, starts no thread."""

@@ -112,6 +112,19 @@ class MixedSource:
         encoded.failures.update(failures)
         return encoded
 
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...] | None:
+        try:
+            places = np.array([self._dataset.position(index) for index in ids.tolist()], np.int64)
+        except (TypeError, IndexError):
+            return None
+        drawn = self._dataset.mixture.at(places)
+        found = [
+            source.identity(drawn.sample[drawn.part == number])
+            for number, source in enumerate(self._sources)
+            if (drawn.part == number).any()
+        ]
+        return None if None in found else tuple(found)
+
     def sidecars(self) -> Sequence[str]:
         return [file for source in self._sources for file in source.sidecars()]
 

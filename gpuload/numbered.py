@@ -69,6 +69,9 @@ class NumberedSource:
             encoded.samples = [None if placed is None else self._placed(placed, number) for placed, number in pairs]
         return encoded
 
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...] | None:
+        return self._inner.identity(ids)
+
     def _placed(self, placed: Placed, number: Any) -> Placed:
         inside = isinstance(placed.sample, Mapping) or type(placed.sample) in (tuple, list)
         path = placed.path if inside else (0, *placed.path)

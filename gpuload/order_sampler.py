@@ -16,7 +16,7 @@ from torch.utils.data import Sampler
 from gpuload.sampling.order import Order
 from gpuload.sampling.ranks import Rank, RankPlan
 
-_FIRST_CHUNK, _CHUNK = 1 << 6, 1 << 14  # ids made at a time: the first ones soon, most of them 16,384 a call
+_CHUNK = 1 << 14  # ids made at a time, once the epoch is under way: the first batch's come alone, to be early
 
 
 class OrderSampler(Sampler[int]):
@@ -70,7 +70,7 @@ class OrderSampler(Sampler[int]):
     def __iter__(self) -> Iterator[int]:
         plan = self.plan()
         order = Order(self.order, plan.length, self.seed, self.epoch)
-        first, size = 0, _FIRST_CHUNK
+        first, size = 0, min(max(self.batch_size or 1, 64), _CHUNK)
         while first < plan.samples:
             positions = plan.positions_of(first, first + size)
             yield from order.at(_wrapped(positions, plan.length)).tolist()

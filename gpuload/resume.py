@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset
 
 from gpuload.core.errors import ConfigError
+from gpuload.dataset import ShardDataset
 from gpuload.order_sampler import OrderSampler
 from gpuload.sampling.ranks import RankPlan
 
@@ -110,7 +111,7 @@ class Progress:
     """What an iterator has handed over of its epoch. The iterator's: `key_epoch`, `base_seed`, `took`, `ended`."""
 
     epoch: int
-    random: RandomStates
+    random: RandomStates | None
     sampler_epoch: int | None
     resumed: Resumed
     key_epoch: int = 0
@@ -124,7 +125,9 @@ class Progress:
     def begun(cls, loader: Any, resumed: Resumed | None) -> Progress:
         """Of the epoch that `loader` is about to begin."""
         resumed = resumed or Resumed.none()
-        random = resumed.random or RandomStates.now(loader)
+        random = resumed.random
+        if random is None and own_plan(loader) is None:  # gpuload's own order is known without
+            random = RandomStates.now(loader)
         epoch = getattr(_epoch_sampler(loader), "epoch", None)
         return cls(loader.epoch, random, epoch, resumed, batches=resumed.batches, also=set(resumed.also))
 
@@ -187,14 +190,15 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
             "also": sorted(number - progress.batches for number in progress.also),
             "position": plan.position_after(progress.batches),
             "key_epoch": progress.key_epoch,
-            "base_seed": progress.base_seed if loader.seed is None else None,
+            "base_seed": progress.base_seed if loader.key_seed is None else None,
         }
+    assert progress.random is not None
     return state | {
         "epoch": progress.epoch,
         "batches": progress.batches,
         "also": sorted(progress.also),
         "key_epoch": progress.key_epoch,
-        "base_seed": progress.base_seed if loader.seed is None else None,
+        "base_seed": progress.base_seed if loader.key_seed is None else None,
         "rng": {"default": progress.random.default, "own": progress.random.own, "samplers": progress.random.samplers},
         "sampler_epoch": progress.sampler_epoch,
     }
@@ -287,14 +291,29 @@ def own_plan(loader: Any) -> RankPlan | None:
 
 
 def _dataset_name(dataset: Any) -> str:
-    """Its class, and a digest of some of its files' names where it has any: the same wherever its root lies."""
+    """Its class, and a digest of what some of its samples are called: the same wherever its root lies."""
+    kind = type(dataset).__name__
+    parts, inner, indices = (getattr(dataset, name, None) for name in ("datasets", "dataset", "indices"))
+    if isinstance(parts, (list, tuple)):  # MixedDataset, torch's ConcatDataset
+        how = _digest(repr((getattr(dataset, "weights", None), getattr(dataset, "seed", None))))
+        return f"{kind} {how} of {', '.join(map(_dataset_name, parts))}"
+    if inner is not None:  # Numbered, torch's Subset
+        chosen = "" if indices is None else " " + _digest(repr([int(indices[i]) for i in _spread(len(indices))]))
+        return f"{kind}{chosen} of {_dataset_name(inner)}"
     samples = getattr(dataset, "samples", None)
-    if not isinstance(samples, list) or not samples:
-        return type(dataset).__name__
-    root = str(getattr(dataset, "root", ""))
-    spread = range(0, len(samples), max(1, len(samples) // _NAMES))
-    names = [str(samples[i][0]).removeprefix(root) if isinstance(samples[i], tuple) else "" for i in spread]
-    return f"{type(dataset).__name__} {_digest(repr(names))}"
+    if isinstance(dataset, ShardDataset):
+        names = ["/".join(part.rpartition("/")[2] for part in dataset.name(i)) for i in _spread(len(dataset))]
+    elif isinstance(samples, list) and samples:
+        root = str(getattr(dataset, "root", ""))
+        picked = (samples[i] for i in _spread(len(samples)))
+        names = [str(sample[0]).removeprefix(root) if isinstance(sample, tuple) else "" for sample in picked]
+    else:
+        return kind
+    return f"{kind} {_digest(repr(names))}"
+
+
+def _spread(length: int) -> range:
+    return range(0, length, max(1, length // _NAMES))
 
 
 def _shortened(text: str) -> str:

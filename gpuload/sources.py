@@ -157,6 +157,16 @@ class FolderSource:
         encoded.columns = (_column(targets),)
         return encoded
 
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...] | None:
+        samples = self._dataset.samples
+        if self._dataset.target_transform is not None or type(samples) is not list:
+            return None
+        try:
+            found = tuple(samples[sample] for sample in ids.tolist())
+        except (IndexError, TypeError):
+            return None
+        return found if all(type(sample) is tuple and type(sample[1]) is int for sample in found) else None
+
     def sidecars(self) -> Sequence[str]:
         return ()
 
@@ -195,6 +205,9 @@ class EncodedSource:
         encoded = join_encoded(parts, (), failures)
         encoded.samples = samples
         return encoded
+
+    def identity(self, ids: np.ndarray) -> None:
+        return None
 
     def sidecars(self) -> Sequence[str]:
         return ()
@@ -239,6 +252,11 @@ class ShardSource:
         encoded.lengths[list(encoded.failures)] = 0
         return encoded
 
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...] | None:
+        if ids.dtype == object or ids.min(initial=0) < 0 or ids.max(initial=0) >= len(self):
+            return None
+        return self._dataset.identity(ids)
+
     def sidecars(self) -> Sequence[str]:
         return self._dataset.sidecars()
 
@@ -278,6 +296,15 @@ class SubsetSource:
         encoded = self._inner.fetch(as_ids(inner))
         encoded.failures.update(failures)
         return encoded
+
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...] | None:
+        indices = self._subset.indices
+        if not isinstance(indices, (list, range)):
+            return None  # any sequence of the user's
+        try:
+            return self._inner.identity(as_ids([indices[sample] for sample in ids.tolist()]))
+        except (IndexError, TypeError):
+            return None
 
     def sidecars(self) -> Sequence[str]:
         return self._inner.sidecars()

@@ -28,6 +28,7 @@ from gpuload.engine.engine import Engine
 from gpuload.engine.stats import Meter
 from gpuload.engine.work import Meters, View, Work
 from gpuload.plan import LoaderPlan
+from gpuload.planning import Ahead
 
 USUAL_ROWS = 64
 """How large a batch is taken to be where its sampler does not say: it only decides how work is cut."""
@@ -39,6 +40,7 @@ class Wiring:
     def __init__(self, loader: Any, plan: LoaderPlan, bad: BadSamples):
         assert plan.understood is not None
         self.plan = plan
+        self._ahead: Ahead | None = None
         self._made_for = _identity(loader)
         device = resolve(loader.device)
         mixing = known_batch_transform(loader.batch_transform)
@@ -87,6 +89,17 @@ class Wiring:
         self.engine = Engine(
             work, threads=threads, fetch_threads=source.fetch_threads, prepare=_one_thread(), close=close
         )
+
+    def keep(self, ahead: Ahead) -> None:
+        """Until the epoch comes whose first batches these are."""
+        if (older := self.taken_ahead()) is not None:
+            older.flow.cancel()
+        self._ahead = ahead
+
+    def taken_ahead(self) -> Ahead | None:
+        """What was kept, once."""
+        ahead, self._ahead = self._ahead, None
+        return ahead
 
     def serves(self, loader: Any, plan: LoaderPlan) -> bool:
         """Whether an epoch of `loader` under `plan` can run on this engine."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import io
 import pickle
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,14 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler, WeightedRandomSampler
+from torch.utils.data import (
+    BatchSampler,
+    DistributedSampler,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    WeightedRandomSampler,
+)
 from torchvision import transforms
 from torchvision.datasets import ImageFolder
 
@@ -271,6 +279,40 @@ def test_a_state_of_another_data_set_is_refused(folder: Path, tmp_path: Path):
     picture(20, 30).save(tmp_path / "a" / "0.jpg")
     with pytest.raises(ConfigError, match=f"samples was {IMAGES} and is 1"):
         loader(tmp_path, "shuffle").load_state_dict(whole.state_dict())
+
+
+def others(folder: Path, tmp_path: Path) -> Iterator[tuple[Any, Any]]:
+    """Data sets of one class, length and structure that hold other samples."""
+    for name in ("one", "two"):
+        (tmp_path / name / "a").mkdir(parents=True)
+        for i in range(IMAGES):
+            shutil.copy(next((folder / "class0").iterdir()), tmp_path / name / "a" / f"{name}{i}.jpg")
+    shards = [gpuload.ShardDataset(str(tmp_path / name), transform=RANDOM) for name in ("one", "two")]
+    images = ImageFolder(str(folder), RANDOM)
+    yield shards[0], shards[1]
+    yield Subset(images, range(10)), Subset(images, range(10, 20))
+    yield gpuload.Numbered(shards[0]), gpuload.Numbered(shards[1])
+    yield gpuload.MixedDataset(shards, [1, 2], 20), gpuload.MixedDataset(shards, [2, 1], 20)
+    yield gpuload.MixedDataset(shards, [1, 1], 20), gpuload.MixedDataset(shards[::-1], [1, 1], 20)
+
+
+def test_a_state_of_other_samples_in_a_data_set_of_the_same_kind_is_refused(folder: Path, tmp_path: Path):
+    for one, two in others(folder, tmp_path):
+        whole = gpuload.DataLoader(one, 4, order="shuffle", seed=1)
+        next(iter(whole))
+        with pytest.raises(ConfigError, match="dataset was"):
+            gpuload.DataLoader(two, 4, order="shuffle", seed=1).load_state_dict(whole.state_dict())
+        gpuload.DataLoader(one, 4, order="shuffle", seed=1).load_state_dict(whole.state_dict())
+
+
+def test_a_state_goes_where_the_same_shards_lie_elsewhere(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path / "moved" / "there")
+    loaders = [
+        gpuload.DataLoader(gpuload.ShardDataset(str(root), transform=RANDOM), 4, order="shuffle", seed=1)
+        for root in (folder, tmp_path / "moved" / "there")
+    ]
+    next(iter(loaders[0]))
+    loaders[1].load_state_dict(loaders[0].state_dict())
 
 
 @pytest.mark.parametrize("damage", ["cut", "edited", "nothing", "version"])

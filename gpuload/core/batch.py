@@ -37,7 +37,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """B. What batch `number` of an epoch holds.
+    """B. What batch `number` of epoch `epoch` holds.
 
     ids: int64 (n,), dataset indices in the batch's order; object where the sampler gave other keys. positions:
     int64 (n,), their places in the epoch's order over all ranks. keys: uint32 (n, 4), the counter-based random
@@ -50,9 +50,16 @@ class BatchPlan:
     positions: np.ndarray
     keys: np.ndarray
     single: bool = False
+    epoch: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def same_as(self, other: BatchPlan) -> bool:
+        """Whether both give the same batch of the same data."""
+        arrays = ((self.ids, other.ids), (self.positions, other.positions), (self.keys, other.keys))
+        same = (self.number, self.single, self.epoch) == (other.number, other.single, other.epoch)
+        return same and all(np.array_equal(one, two) for one, two in arrays)
 
 
 @dataclass

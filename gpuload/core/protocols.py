@@ -40,6 +40,13 @@ class Source(Protocol):
 
     fetch_threads: int
 
+    def identity(self, ids: np.ndarray) -> tuple[Any, ...] | None:
+        """What `fetch` would go by, as a value: equal while these samples are the same. None: only reading tells.
+
+        Reads nothing, and runs none of the user's code.
+        """
+        ...
+
     def sidecars(self) -> Sequence[str]:
         """Files of seek points that lie beside the data (decode/entropy_index.py)."""
         ...

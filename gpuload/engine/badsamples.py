@@ -117,7 +117,7 @@ class BadSamples:
             warnings.warn(
                 f"bad samples are {done} (on_error={policy!r}). The first is {error.where}: {error.problem}. This is "
                 f"said once a loader; all are counted in stats().errors{listed}",
-                stacklevel=2,
+                stacklevel=6,  # the line that asked the loader for a batch
             )
 
     def _write(self, line: str) -> None:
@@ -129,7 +129,7 @@ class BadSamples:
                 file.write(line)
         except OSError as error:
             self._unwritable = True
-            warnings.warn(f"bad samples are counted but no longer listed: {error}", stacklevel=3)
+            warnings.warn(f"bad samples are counted but no longer listed: {error}", stacklevel=7)
 
     @property
     def path(self) -> str | None:

@@ -43,17 +43,30 @@ class Engine:
         _LIVE.add(self)
 
     def start(self, *, epoch: int, depth: int, in_order: bool) -> Flow | InlineFlow:
-        """A flow for one epoch, with counters of its own: an earlier flow's last tasks don't count into this one's."""
-        sizes = [pool.size for pool in self._pools] or [0, 0]
-        meters = Meters(Meter("fetch", sizes[0]), Meter("decode", sizes[1]), Meter("finish"))
-        work = replace(self.work, meters=meters, decoders={})
+        """A flow whose first epoch is `epoch`."""
+        work = self.epoch_work()
         if not self._pools:
             return InlineFlow(work, epoch)
         fetchers, decoders = self._pools
-        fetchers.measure(meters.fetch)
-        decoders.measure(meters.decode)
+        self._measure(work)
         in_turn = in_order and work.device.ordered
         return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order, in_turn)
+
+    def turn(self, flow: Flow, work: Work, epoch: int) -> None:
+        """The flow's epoch is over and `work`'s begins, of which batches may have been made already."""
+        self._measure(work)
+        flow.turn(work, epoch)
+
+    def epoch_work(self) -> Work:
+        """Work with counters of its own: an earlier epoch's last tasks don't count into this one's."""
+        sizes = [pool.size for pool in self._pools] or [0, 0]
+        meters = Meters(Meter("fetch", sizes[0]), Meter("decode", sizes[1]), Meter("finish"))
+        return replace(self.work, meters=meters, decoders={})
+
+    def _measure(self, work: Work) -> None:
+        """From now on the threads wait for this epoch."""
+        for pool, meter in zip(self._pools, work.meters.all(), strict=False):
+            pool.measure(meter)
 
     @property
     def forked(self) -> bool:

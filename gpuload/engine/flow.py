@@ -17,6 +17,8 @@ Owns the queue discipline. Rules:
    device has no room: it is tried again whenever one was taken, and when the consumer waits and nothing is ready. Only
    if it fails then, when nobody will give anything back, is that its error. From its first refusal on, one batch less
    is let in.
+8. Batches of the next epoch may stand behind those of this one, within the same bounds. They are not counted, taken
+   or told of before `turn`.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
@@ -48,6 +50,7 @@ class WaitTimeoutError(Exception):
 @dataclass(eq=False)
 class _InFlight:
     plan: BatchPlan
+    work: Work
     rank: int
     filling: Filling | None = None
     rows_left: int = 0
@@ -59,7 +62,10 @@ class _InFlight:
 
 @dataclass(eq=False)
 class Flow:
-    """The pooled flow of one epoch. `take` is the consumer's; everything else may be called from any thread."""
+    """The pooled flow of one epoch, and then of the next. work: that of the epoch which is taken.
+
+    `take` and `turn` are the consumer's; everything else may be called from any thread.
+    """
 
     work: Work
     epoch: int
@@ -75,29 +81,41 @@ class Flow:
     _largest: int = 0
     _fetching: int = 0
     _tally: Tally = field(default_factory=Tally)
-    _planned: deque[BatchPlan] = field(default_factory=deque)
+    _planned: deque[tuple[Work, BatchPlan]] = field(default_factory=deque)
     _active: list[_InFlight] = field(default_factory=list)
     _waiting: list[_InFlight] = field(default_factory=list)  # decoded, not to be finished yet
     _hungry: bool = False  # the consumer waits, and nothing is ready
     _change: threading.Condition = field(default_factory=threading.Condition)
 
-    def put(self, plan: BatchPlan) -> None:
-        """One more batch to make, after those put before."""
+    def put(self, plan: BatchPlan, work: Work | None = None) -> None:
+        """One more batch to make, after those put before. work: the next epoch's, for a batch of that."""
         with self._change:
-            self._planned.append(plan)
+            self._planned.append((work or self.work, plan))
         self._admit()
+
+    def turn(self, work: Work, epoch: int) -> None:
+        """This epoch is over: from now on batches of `work` are taken."""
+        with self._change:
+            self.work, self.epoch, self._tally = work, epoch, Tally()
 
     @property
     def outstanding(self) -> int:
-        """Batches put and not yet taken."""
+        """Batches of this epoch put and not yet taken."""
+        with self._change:
+            planned = sum(work is self.work for work, _ in self._planned)
+            return planned + sum(batch.work is self.work for batch in self._active)
+
+    @property
+    def undelivered(self) -> int:
+        """Batches put and not yet taken, of the next epoch too."""
         with self._change:
             return len(self._planned) + len(self._active)
 
     @property
     def ready(self) -> int:
-        """Batches finished and not yet taken."""
+        """Batches of this epoch finished and not yet taken."""
         with self._change:
-            return sum(batch.finished is not None for batch in self._active)
+            return sum(batch.finished is not None for batch in self._active if batch.work is self.work)
 
     def take(self, timeout_s: float | None) -> Finished:
         """The next batch: the oldest, or whichever is ready first with in_order=False.
@@ -111,13 +129,13 @@ class Flow:
                 self._hungry = False
                 if self.cancelled:
                     raise _closed()
-                candidates = self._active[:1] if self.in_order else self._active
+                mine = [batch for batch in self._active if batch.work is self.work]
+                candidates = mine[:1] if self.in_order else mine
                 batch = next((b for b in candidates if b.finished is not None), None)
                 if batch is not None and batch.finished is not None:
                     self._active.remove(batch)
-                    self._tally.add(batch.finished)
                     break
-                if not self._active and not self._planned:
+                if not mine and not any(work is self.work for work, _ in self._planned):
                     raise IndexError("take from a flow without outstanding batches")
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
@@ -127,8 +145,9 @@ class Flow:
                 self._change.wait(left)
         self._finish_waiting(again=True)
         self._admit()
-        assert batch.finished is not None
-        return batch.finished
+        finished = batch.finished
+        self._tally.add(finished, self.epoch, self.work.bad)
+        return finished
 
     def check_delivered(self) -> None:
         """At the end of the epoch: raise GpuloadError, once, if it had samples and every one was left out."""
@@ -167,7 +186,8 @@ class Flow:
         with self._change:
             if not self._planned or self.cancelled or not self._room():
                 return None
-            batch = _InFlight(self._planned.popleft(), next(_RANKS))
+            work, plan = self._planned.popleft()
+            batch = _InFlight(plan, work, next(_RANKS))
             self._active.append(batch)
             self._fetching += 1
             return batch
@@ -186,7 +206,7 @@ class Flow:
         """Read the batch and hand its rows to the decode threads."""
         filling = None
         try:
-            filling = self.work.fill(batch.plan, self.epoch, self.work.fetch(batch.plan), self._stop)
+            filling = batch.work.fill(batch.plan, batch.work.fetch(batch.plan), self._stop)
         finally:
             with self._change:
                 self._fetching -= 1
@@ -195,7 +215,7 @@ class Flow:
                     batch.nbytes = filling.encoded.data.nbytes
                     self.nbytes += batch.nbytes
                     self._largest = max(self._largest, batch.nbytes)
-        step = self.work.decoder.rows_per_task(filling.encoded)
+        step = batch.work.decoder.rows_per_task(filling.encoded)
         for start in range(0, max(1, len(batch.plan)), step):
             rows = range(start, min(start + step, len(batch.plan)))
             self.decoders.submit(partial(self._decode, batch, rows), rank=batch.rank)
@@ -214,7 +234,7 @@ class Flow:
         if self.cancelled or filling is None:  # an error in other rows has ended the batch
             return None
         if rows or not len(batch.plan):
-            self.work.decode(filling, rows)
+            batch.work.decode(filling, rows)
         with self._change:
             batch.rows_left -= len(rows)
             last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
@@ -226,7 +246,7 @@ class Flow:
         if not last:
             return None
         try:
-            return self.work.finish(filling)
+            return batch.work.finish(filling)
         except DeviceMemoryError:
             if last_try or not self._postponed(batch):
                 raise
@@ -313,11 +333,11 @@ class InlineFlow:
         except BaseException:
             self._tally.told += 1
             raise
-        self._tally.add(finished)
+        self._tally.add(finished, self.epoch, self.work.bad)
         return finished
 
     def _made(self, plan: BatchPlan) -> Finished:
-        filling = self.work.fill(plan, self.epoch, self.work.fetch(plan))
+        filling = self.work.fill(plan, self.work.fetch(plan))
         step = self.work.decoder.rows_per_task(filling.encoded)
         for start in range(0, len(plan), step):
             self.work.decode(filling, range(start, min(start + step, len(plan))))

@@ -32,13 +32,18 @@ from gpuload.engine.stats import Meter
 
 @dataclass(frozen=True)
 class Finished:
-    """G. A batch on its way to the consumer: what `device.send` gave, or the error that stands in its place."""
+    """G. A batch on its way to the consumer: what `device.send` gave, or the error that stands in its place.
+
+    bad: its bad samples, and what became of them: told of when the batch is taken, as nobody sees one that is not.
+    """
 
     number: int
     images: int
     sent: Any = None
     error: BaseException | None = None
     empty: bool = False  # every sample was left out: nothing is delivered
+    bad: tuple[SampleError, ...] = ()
+    policy: str = "raise"
 
 
 @dataclass
@@ -48,7 +53,10 @@ class Tally:
     told: int = 0  # delivered, or raised in the consumer's face
     empty: int = 0
 
-    def add(self, finished: Finished) -> None:
+    def add(self, finished: Finished, epoch: int, bad: BadSamples) -> None:
+        """The consumer takes this batch of `epoch`."""
+        for error in finished.bad:
+            bad.add(error, epoch=epoch, batch=finished.number, policy=finished.policy)
         if finished.empty:
             self.empty += 1
         else:
@@ -112,12 +120,12 @@ class Filling:
     """A batch while it is decoded: its bytes, and the pixels of each view. A row that failed in one failed in all."""
 
     plan: BatchPlan
-    epoch: int
     encoded: EncodedBatch
     pixels: tuple[Pixels, ...]
     stop: np.ndarray = field(default_factory=lambda: NEVER)  # not 0 once nobody wants the batch any more
     failures: dict[int, BaseException] = field(default_factory=dict)
-    keep: np.ndarray | None = None  # the row at each place of what is delivered, once bad rows were told of
+    keep: np.ndarray | None = None  # the row at each place of what is delivered, once the policy was applied
+    bad: tuple[SampleError, ...] = ()
     outgoing: Outgoing | None = None  # the collated batch: made once, though sending it may be tried again
 
 
@@ -167,14 +175,14 @@ class Work:
         self.meters.fetch.add(items=len(plan), nbytes=encoded.data.nbytes, busy_s=time.perf_counter() - began)
         return encoded
 
-    def fill(self, plan: BatchPlan, epoch: int, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
+    def fill(self, plan: BatchPlan, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
         """The batch's memory and random draws, before its rows are decoded."""
         failures = dict(encoded.failures)
         pixels = tuple(
             self._pixels(view, view_keys(plan.keys, number), encoded, failures)
             for number, view in enumerate(self.views)
         )
-        return Filling(plan, epoch, encoded, pixels, stop, failures)
+        return Filling(plan, encoded, pixels, stop, failures)
 
     def _pixels(
         self, view: View, keys: np.ndarray, encoded: EncodedBatch, failures: dict[int, BaseException]
@@ -254,7 +262,7 @@ class Work:
             filling.outgoing = self._collated(filling, keep)
         sent = self.device.send(filling.outgoing)
         self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
-        return Finished(plan.number, len(keep), sent)
+        return Finished(plan.number, len(keep), sent, bad=filling.bad, policy=self.on_error)
 
     def _collated(self, filling: Filling, keep: np.ndarray) -> Outgoing:
         plan, fused = filling.plan, filling.pixels[0].memory is not None  # then all views are
@@ -280,7 +288,7 @@ class Work:
         return Outgoing(batch, mix, tuple(verdicts), foreign=not fused)
 
     def _apply_policy(self, filling: Filling) -> Finished | None:
-        """Tell of bad rows and set filling.keep; or, where no batch comes of it, what stands in its place."""
+        """Set filling.keep and filling.bad; or, where no batch comes of it, what stands in its place."""
         plan = filling.plan
         errors = self._named(filling)
         # Without memory or files good samples fail too: leaving them out would pass for a smaller data set.
@@ -289,17 +297,15 @@ class Work:
         lost = len(keep) == 0 and len(plan) > 0  # every sample is bad
         unavoidable = bool(errors) and (exhausted(errors[0].__cause__) or (lost and self.on_error == "replace"))
         policy = "raise" if unavoidable else self.on_error
-        for error in errors:
-            self.bad.add(error, epoch=filling.epoch, batch=plan.number, policy=policy)
         if errors and policy == "raise":
             for error in errors[1:]:
                 forget_frames(error)
-            return Finished(plan.number, 0, error=errors[0])
+            return Finished(plan.number, 0, error=errors[0], bad=tuple(errors))
         for error in errors:
             forget_frames(error)
         if lost:
-            return Finished(plan.number, 0, empty=True)
-        filling.keep = keep
+            return Finished(plan.number, 0, empty=True, bad=tuple(errors), policy=policy)
+        filling.keep, filling.bad = keep, tuple(errors)
         for pixels in filling.pixels:  # here, once: collating is tried again where the device has no room for a view
             if pixels.memory is not None and not pixels.staged:
                 array = pixels.memory().array

@@ -67,7 +67,7 @@ class FakeWork:
         data = np.zeros(self.nbytes.get(batch.number, 10), np.uint8)
         return EncodedBatch(data, np.zeros(len(batch), np.int64), np.zeros(len(batch), np.int64))
 
-    def fill(self, batch: BatchPlan, epoch: int, encoded: EncodedBatch, stop: np.ndarray | None = None) -> FakeFilling:
+    def fill(self, batch: BatchPlan, encoded: EncodedBatch, stop: np.ndarray | None = None) -> FakeFilling:
         return FakeFilling(batch, encoded)
 
     def decode(self, filling: FakeFilling, rows: range) -> None:

@@ -443,7 +443,7 @@ def test_where_the_system_gives_no_thread_every_batch_says_so_and_nobody_waits_f
 def test_very_many_batches_without_a_thread_exhaust_no_stack(monkeypatch: pytest.MonkeyPatch):
     run = running(FakeWork(), depth=5000)
     for number in range(4000):
-        run.flow._planned.append(plan(number))
+        run.flow._planned.append((run.flow.work, plan(number)))
     without_threads(monkeypatch, ("fetch",))
     run.flow.put(plan(4000))
     assert all(isinstance(run.flow.take(20).error, RuntimeError) for _ in range(4001))
