@@ -207,8 +207,8 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         if self._held is not None:
             held, self._held = self._held, None
             raise held
-        self.record.ended()
         self.progress.over = True
+        self.record.ended()
         device.judge(self._unjudged, wait=True)
         self._flow.check_delivered()
         if self._next is not None:

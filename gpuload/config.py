@@ -54,6 +54,7 @@ def check(
     order: str | None,
     max_device_bytes: int,
     even: str,
+    progress: bool | str,
 ) -> None:
     """Raises ConfigError that names the argument of DataLoader, what it was given and what it takes."""
     _one_of("decoder", decoder, DECODERS)
@@ -62,6 +63,8 @@ def check(
     _one_of("on_error", on_error, ON_ERROR)
     if accelerate not in (True, False, "require"):
         raise ConfigError(f'accelerate must be True, False or "require", got {accelerate!r}')
+    if progress not in (True, False, "full"):
+        raise ConfigError(f'progress must be True, False or "full", got {progress!r}')
     if order is not None:
         _one_of("order", order, ORDERS)
     _one_of("even", even, EVEN)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
@@ -26,7 +27,8 @@ from gpuload.fallback import torch_iterator
 from gpuload.order_sampler import OrderSampler
 from gpuload.plan import LoaderPlan, known_dtype, plan_loader
 from gpuload.ranks_here import check_ranks, rank_of, warn_undivided
-from gpuload.record import EpochRecord
+from gpuload.record import EpochRecord, Watcher, watcher
+from gpuload.report.trace import TraceFile
 from gpuload.resume import Progress, Resumed, resumed_from, setup_of, state_of, tell_sampler
 
 T_co = TypeVar("T_co", covariant=True)
@@ -92,7 +94,10 @@ class DataLoader(TorchDataLoader[T_co]):
         gets all, unless a sampler divides. even: how it ends, "pad" (repeat some), "drop" or "exact" (ranks may differ
         by a batch).
     accelerate: False: torch's own path; "require": raise NotAcceleratedError rather than take it.
-    progress: one live line on stderr.
+    progress: one live line on stderr; "full": a view of stages, queues, waits and what limits, where stderr is a
+        terminal of 80 columns or more.
+    trace: a file for ui.perfetto.dev, written anew: every task on its thread, the consumer's waits and steps, and the
+        queues, of the first 200,000 events; with a GPU the tasks are NVTX ranges, too. Each rank needs its own.
 
     Raises what torch's constructor raises, and ConfigError (a ValueError) for gpuload's own arguments.
 
@@ -133,7 +138,8 @@ class DataLoader(TorchDataLoader[T_co]):
         shard: Any = None,
         even: str = "pad",
         accelerate: bool | str = True,
-        progress: bool = False,
+        progress: bool | str = False,
+        trace: str | os.PathLike[str] | None = None,
     ):
         config.check(
             decoder=decoder,
@@ -145,6 +151,7 @@ class DataLoader(TorchDataLoader[T_co]):
             order=order,
             max_device_bytes=max_device_bytes,
             even=even,
+            progress=progress,
         )
         if known_batch_transform(batch_transform) is not None and batch_size is None and batch_sampler is None:
             raise ConfigError("batch_transform mixes batches, and batch_size=None asks for single samples")
@@ -214,6 +221,8 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress: Progress | None = None
         self._wiring: Any = None
         self._record: EpochRecord | None = None
+        self.trace, self.trace_file = trace, None if trace is None else TraceFile(trace)
+        self.watchers: list[Watcher] = []
 
     def __iter__(self) -> Any:
         resumed, self._resumed = self._resumed, None
@@ -367,12 +376,23 @@ class DataLoader(TorchDataLoader[T_co]):
         plan = self.plan()
         return Stats("accelerated" if plan.accelerated else "torch", plan.reasons)
 
+    def on_stats(self, callback: Callable[[Stats], object], every_s: float = 10.0) -> None:
+        """Call `callback` with a snapshot every so many seconds, as a batch is handed over, and at each epoch's end.
+
+        It runs in the thread that iterates; what it raises leaves `next()`, and the batch of that call with it. Raises
+        ConfigError for what is no function, or no time.
+
+            loader.on_stats(lambda stats: wandb.log(stats.scalars()))
+        """
+        self.watchers.append(watcher(callback, every_s))
+
     def begin_record(self, record: EpochRecord) -> None:
         """`stats()` speaks of this epoch from now on. Called by iterators."""
         self._record = record
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_wiring": None, "_record": None, "_progress": None, "bad_samples": None}
+        here = ("_wiring", "_record", "_progress", "bad_samples", "trace_file", "watchers")
+        return {**vars(self), **dict.fromkeys(here)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state, bad_samples=BadSamples())
+        vars(self).update(state, bad_samples=BadSamples(), watchers=[])

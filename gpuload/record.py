@@ -1,8 +1,8 @@
 """What `loader.stats()` speaks of: the loader's current or last epoch, on either path.
 
-Owns putting the snapshot together from the consumer's clock, the flow and its meters, and when the progress line is
-drawn; holds no iterator, so that watching an epoch does not keep it alive. In a forked child it speaks of the consumer
-alone: the rest is behind locks that a thread of the parent may have held.
+Owns putting the snapshot together from the consumer's clock, the flow and its meters, and who is told of it and when:
+the progress line, callbacks, the trace. Holds no iterator, so that watching an epoch does not keep it alive. In a
+forked child it speaks of the consumer alone: the rest is behind locks that a thread of the parent may have held.
 """
 
 from __future__ import annotations
@@ -10,62 +10,110 @@ from __future__ import annotations
 import os
 import sys
 import weakref
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from gpuload.device.nvml import gpu_status
+from gpuload.config import default_threads
+from gpuload.core.errors import ConfigError
+from gpuload.device.nvml import GpuStatus, gpu_status
 from gpuload.engine.badsamples import BadSamples
-from gpuload.engine.stats import Consumer, Stats
+from gpuload.engine.meters import Consumer
+from gpuload.engine.stats import Stats
 from gpuload.report.progress import INTERVAL_S, ProgressLine
+from gpuload.report.trace import TraceFile
 
 if TYPE_CHECKING:
     from gpuload.engine.flow import Flow, InlineFlow
 
 
+class View(Protocol):
+    """Where an epoch is shown. Consumer's thread; `close` once, perhaps while the iterator is collected."""
+
+    def update(self, stats: Stats) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass
+class Watcher:
+    """Somebody who wants to be told every `every_s` seconds, and at an epoch's end."""
+
+    callback: Callable[[Stats], object]
+    every_s: float
+    told_at: float = field(default_factory=perf_counter)
+
+
+def watcher(callback: Callable[[Stats], object], every_s: float) -> Watcher:
+    """Raises ConfigError for what can't be called, or not so often."""
+    if not callable(callback):
+        raise ConfigError(f"on_stats takes a function of one Stats, got {callback!r}")
+    if not every_s > 0:
+        raise ConfigError(f"every_s must be a number of seconds above 0, got {every_s!r}")
+    return Watcher(callback, every_s)
+
+
 @dataclass
 class EpochRecord:
-    """One epoch. flow: None on torch's path, and then reasons say why. line: where it is shown, None for nowhere."""
+    """One epoch. flow: None on torch's path, and then reasons say why. view: where it is shown, None for nowhere."""
 
     bad: BadSamples
     device: torch.device
     number: int = 0
     flow: Flow | InlineFlow | None = None
-    line: ProgressLine | None = None
+    view: View | None = None
+    watchers: list[Watcher] = field(default_factory=list)
+    trace: TraceFile | None = None
     reasons: tuple[str, ...] = ()
     consumer: Consumer = field(default_factory=Consumer)
     pid: int = field(default_factory=os.getpid)
+    cpus: int = field(default_factory=default_threads)
     _drawn_at: float = 0.0
 
     def received(self, asked_at: float, images: int) -> None:
         """A batch of `images` images, asked for at `asked_at` (perf_counter), goes to the consumer now."""
-        self.consumer.received(asked_at, images)
-        if self.line is not None and self.consumer.last - self._drawn_at >= INTERVAL_S:
-            self._drawn_at = self.consumer.last
-            self.line.update(self.stats())
+        consumer = self.consumer
+        consumer.received(asked_at, images)
+        due = [watching for watching in self.watchers if consumer.last - watching.told_at >= watching.every_s]
+        draw = self.view is not None and consumer.last - self._drawn_at >= INTERVAL_S
+        if not due and not draw:
+            return
+        if draw and self.view is not None:
+            self._drawn_at = consumer.last
+            self.view.update(self.stats())
+        self._tell(due)
+        consumer.resumes()
+
+    def _tell(self, watchers: list[Watcher]) -> None:
+        for watching in watchers:
+            watching.told_at = perf_counter()
+            watching.callback(self.stats())
 
     def ended(self) -> None:
-        """No batch follows. Idempotent; called when the epoch is over or its iterator is gone."""
-        line, self.line = self.line, None
-        if line is not None and self.pid == os.getpid():
+        """The epoch is over; no batch follows. Consumer's thread."""
+        self.consumer.over = True
+        self.closed()
+        if self.trace is not None:
+            self.trace.epoch_ended(self.number, self.consumer.started, self.consumer.last)
+        self._tell(self.watchers)
+
+    def closed(self) -> None:
+        """Nothing more is shown. Idempotent; called when the epoch is over or its iterator is gone."""
+        view, self.view = self.view, None
+        if view is not None and self.pid == os.getpid():
             if self.consumer.batches:
-                line.update(self.stats())
-            line.close()
+                view.update(self.stats())
+            view.close()
 
     def stats(self) -> Stats:
         """The snapshot."""
-        consumer = self.consumer
-        flow = self.flow if self.pid == os.getpid() else None
+        consumer, here = self.consumer, self.pid == os.getpid()
         elapsed_s = consumer.last - consumer.started
-        decoders: Mapping[str, int] = {}
-        stages: tuple[Any, ...] = ()
-        if flow is not None:
-            stages = tuple(meter.snapshot() for meter in flow.work.meters.all())
-            decoders = dict(flow.work.decoders)
-        gpu = gpu_status(self.device.index or 0) if self.device.type == "cuda" else None
-        return Stats(
+        gpu = gpu_status(self.device.index or 0) if here and self.device.type == "cuda" else None
+        gpu = gpu or GpuStatus()
+        found = Stats(
             path="accelerated" if self.flow is not None else "torch",
             reasons=self.reasons,
             epoch=self.number,
@@ -76,14 +124,33 @@ class EpochRecord:
             first_batch_s=consumer.first_batch_s,
             consumer_wait_s=consumer.wait_s,
             starved=min(1.0, consumer.wait_s / elapsed_s) if elapsed_s > 0 else 0.0,
-            ready=flow.ready if flow is not None else 0,
-            bytes_in_flight=flow.nbytes if flow is not None else 0,
-            stages=stages,
-            decoders=decoders,
+            wait_s=consumer.waits.quantiles(),
+            step_s=consumer.steps.quantiles(),
+            cpu_s=consumer.cpu_s,
+            cpus=self.cpus,
             errors=self.bad.counts(),
             error_file=self.bad.path,
-            gpu_utilisation=gpu.utilisation if gpu is not None else None,
-            gpu_memory_bytes=gpu.memory_bytes if gpu is not None else None,
+            gpu_utilisation=gpu.utilisation,
+            gpu_memory_bytes=gpu.memory_bytes,
+            gpu_in_bytes_per_s=gpu.in_bytes_per_s,
+            gpu_out_bytes_per_s=gpu.out_bytes_per_s,
+        )
+        return found if self.flow is None or not here else self._with_stages(found, self.flow)
+
+    def _with_stages(self, found: Stats, flow: Flow | InlineFlow) -> Stats:
+        queues = flow.queues(self.consumer.last if self.consumer.over else perf_counter())
+        before = {"fetch": queues.planned, "decode": queues.decode, "finish": queues.finish}
+        stages = [meter.snapshot() for meter in flow.work.meters.all()]
+        return replace(
+            found,
+            ready=flow.ready,
+            ready_mean=queues.ready.mean,
+            ready_empty=queues.ready.empty,
+            blocked=queues.blocked,
+            history=queues.history,
+            bytes_in_flight=flow.nbytes,
+            stages=tuple(replace(s, queue=before[s.name].mean, empty=before[s.name].empty) for s in stages),
+            decoders=dict(flow.work.decoders),
         )
 
 
@@ -97,12 +164,32 @@ def begin_record(
     reasons: tuple[str, ...] = (),
 ) -> EpochRecord:
     """The record of the epoch that `iterator` is about to begin; `loader.stats()` speaks of it from now on."""
-    line = ProgressLine(_length(loader), sys.stderr) if loader.progress else None
-    record = EpochRecord(loader.bad_samples, device, number, flow, line, reasons)
-    if line is not None:
-        weakref.finalize(iterator, record.ended).atexit = False
+    trace = loader.trace_file
+    record = EpochRecord(
+        bad=loader.bad_samples,
+        device=device,
+        number=number,
+        flow=flow,
+        view=_view(loader),
+        watchers=loader.watchers,
+        trace=trace,
+        reasons=reasons,
+        consumer=Consumer(None if trace is None else trace.events),
+    )
+    if record.view is not None:
+        weakref.finalize(iterator, record.closed).atexit = False
     loader.begin_record(record)
     return record
+
+
+def _view(loader: Any) -> View | None:
+    if not loader.progress:
+        return None
+    if loader.progress == "full":
+        from gpuload.report.live import live_view  # here, since what it draws with takes 0.1 s to import
+
+        return live_view(_length(loader), sys.stderr)
+    return ProgressLine(_length(loader), sys.stderr)
 
 
 def _length(loader: Any) -> int | None:

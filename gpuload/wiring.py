@@ -23,9 +23,10 @@ from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
 from gpuload.device.cuda import make_device, resolve
 from gpuload.device.host import ImageMemory, image_bytes, shaped
+from gpuload.device.nvtx import nvtx_ranges
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.engine import Engine
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Meter
 from gpuload.engine.work import Meters, View, Work
 from gpuload.plan import LoaderPlan
 from gpuload.planning import Ahead
@@ -86,8 +87,17 @@ class Wiring:
             meters=Meters(Meter("fetch"), Meter("decode"), Meter("finish")),
         )
         self.device = device
+        events = None
+        if loader.trace_file is not None:
+            events = loader.trace_file.events
+            events.ranges = nvtx_ranges(device)
         self.engine = Engine(
-            work, threads=threads, fetch_threads=source.fetch_threads, prepare=_one_thread(), close=close
+            work,
+            threads=threads,
+            fetch_threads=source.fetch_threads,
+            prepare=_one_thread(),
+            close=close,
+            events=events,
         )
 
     def keep(self, ahead: Ahead) -> None:

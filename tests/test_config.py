@@ -107,6 +107,7 @@ USUAL: dict[str, Any] = {
     "order": None,
     "max_device_bytes": 0,
     "even": "pad",
+    "progress": False,
 }
 
 
@@ -118,6 +119,7 @@ USUAL: dict[str, Any] = {
         ("decoder", "nvjpeg", "decoder must be one of 'auto', 'native', 'pillow', 'dali', got 'nvjpeg'"),
         ("on_error", "ignore", "on_error must be one of 'raise', 'skip', 'replace', got 'ignore'"),
         ("accelerate", "always", "accelerate must be True, False or \"require\", got 'always'"),
+        ("progress", "half", "progress must be True, False or \"full\", got 'half'"),
         ("order", "random", "order must be one of 'shuffle', 'block', 'sequential', got 'random'"),
         ("even", "odd", "even must be one of 'pad', 'drop', 'exact', got 'odd'"),
         ("seed", 1.5, "seed must be an int or None, got 1.5"),

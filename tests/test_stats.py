@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import os
+import pickle
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,7 +16,7 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import gpuload
-from gpuload.core.errors import SampleError
+from gpuload.core.errors import ConfigError, SampleError
 from tests.engine.fakes import eventually, exit_code
 from tests.engine.samples import (
     COUNT,
@@ -42,7 +45,14 @@ def consistent(stats: Any) -> None:
     assert stats.images_per_s == pytest.approx(stats.images / stats.elapsed_s if stats.elapsed_s else 0)
     assert (stats.first_batch_s is None) == (stats.batches == 0)
     assert stats.first_batch_s is None or 0 < stats.first_batch_s <= stats.elapsed_s
-    assert all(s.busy_s >= 0 and s.wait_s >= 0 and s.items >= 0 for s in stats.stages)
+    assert all(s.busy_s >= s.cpu_s * 0.5 >= 0 and s.wait_s >= 0 and s.items >= 0 for s in stats.stages)
+    assert all(0 <= s.empty <= 1 and s.queue >= 0 and s.p50_s <= s.p90_s <= s.p99_s for s in stats.stages)
+    assert all((s.tasks == 0) == (s.busy_s == 0) == (s.p50_s == 0) for s in stats.stages)
+    assert 0 <= stats.blocked <= 1 and 0 <= stats.ready_empty <= 1 and stats.ready_mean >= 0
+    assert (stats.wait_s is None) == (stats.step_s is None) == (stats.batches < 2)
+    assert stats.wait_s is None or stats.wait_s.most <= stats.consumer_wait_s
+    assert list(stats.history) == sorted(stats.history, key=lambda point: point.at_s)
+    assert stats.verdict.sentence and stats.cpus >= 1 and all(map(math.isfinite, stats.scalars().values()))
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
@@ -97,6 +107,99 @@ def test_what_lies_ahead_is_told_while_it_lies_there(folder: Path):
     next(iterator)
     del iterator
     assert eventually(lambda: held.stats().bytes_in_flight == 0 and held.stats().ready == 0)
+
+
+def test_queues_are_told_over_time():
+    """A decode thread that waits for the test: its tasks queue up, and then all is finished and stands still."""
+    gate = threading.Event()
+    loader = loader_of(
+        Numbered([jpeg(i) for i in range(12)], _gated(gate)), batch_size=3, num_workers=1, prefetch_factor=3
+    )
+    iterator = iter(loader)
+    assert eventually(lambda: loader.stats().stage("decode").queue > 0.5)
+    before = loader.stats()
+    assert (before.blocked, before.ready_mean, before.ready_empty) == (0, 0, 1)
+    gate.set()
+    assert eventually(lambda: loader.stats().ready == 3)
+    began = loader.stats()
+    assert eventually(lambda: loader.stats().blocked > began.blocked and loader.stats().stage("decode").empty > 0)
+    assert loader.stats().ready_mean > 0 and loader.stats().ready_empty < 1
+    for _ in iterator:
+        pass
+    after = loader.stats()
+    consistent(after)
+    assert after.ready == 0 and after.history[-1].at_s <= after.elapsed_s + 1
+    assert loader.stats() == after  # an epoch that is over stays as it was
+
+
+@pytest.mark.parametrize("accelerate", ["require", False])
+def test_whoever_wants_to_be_told_is_told_in_the_consumers_thread(folder: Path, accelerate: Any):
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=0, accelerate=accelerate)
+    told: list[tuple[int, int, threading.Thread]] = []
+    often: list[int] = []
+    loader.on_stats(lambda stats: told.append((stats.epoch, stats.batches, threading.current_thread())))
+    loader.on_stats(lambda stats: often.append(stats.batches), every_s=1e-9)
+    for epoch in range(2):
+        assert len(list(loader)) == 8
+        assert told == [(number, 8, threading.current_thread()) for number in range(epoch + 1)]  # at its end
+    assert often == [*range(1, 9), 8] * 2
+    for callback, every_s in ((None, 10.0), (print, 0), (print, -1.0), (print, math.nan)):
+        with pytest.raises(ConfigError):
+            loader.on_stats(callback, every_s)  # type: ignore[arg-type]
+
+
+def test_what_a_callback_raises_is_the_users(folder: Path):
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=2)
+
+    def callback(stats: Any) -> None:
+        if stats.batches == 3:
+            raise KeyError("mine")
+
+    loader.on_stats(callback, every_s=1e-9)
+    iterator = iter(loader)
+    assert len([next(iterator), next(iterator)]) == 2
+    with pytest.raises(KeyError, match="mine"):
+        next(iterator)
+    assert len(list(iterator)) == 5
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_trace_holds_what_the_meters_count(folder: Path, tmp_path: Path, workers: int):
+    path = tmp_path / "trace.json"
+    loader = folder_loader(folder, random_crop(), batch_size=5, num_workers=workers, trace=path)
+    counted = dict.fromkeys(("fetch", "decode", "finish"), 0.0)
+    for _ in range(2):
+        for _ in loader:
+            pass
+        for stage in loader.stats().stages:
+            counted[stage.name] += stage.busy_s
+    events = json.loads(path.read_text())["traceEvents"]
+    for name, busy_s in counted.items():
+        mine = [event for event in events if event["ph"] == "X" and event["name"] == name]
+        assert sum(event["dur"] for event in mine) == pytest.approx(1e6 * busy_s, rel=1e-3)
+        assert sum(event["args"]["images"] for event in mine) == 2 * COUNT
+    names = {event["tid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    decoding = {names[event["tid"]] for event in events if event["name"] == "decode"}
+    assert all(name.startswith("gpuload-decode" if workers else threading.current_thread().name) for name in decoding)
+    assert [event["name"] for event in events].count("wait") == 16
+    assert any(event["ph"] == "C" for event in events) == bool(workers)
+
+
+def test_torchs_path_is_traced_as_far_as_it_is_seen(folder: Path, tmp_path: Path):
+    path = tmp_path / "trace.json"
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=0, accelerate=False, trace=path)
+    assert len(list(loader)) == 8
+    names = [event["name"] for event in json.loads(path.read_text())["traceEvents"] if event["ph"] == "X"]
+    assert sorted(names) == ["epoch 0", *["step"] * 7, *["wait"] * 8]
+    with pytest.raises(ConfigError, match="can't be written"):
+        folder_loader(folder, fixed(), trace=tmp_path / "nowhere" / "trace.json")
+
+
+def test_a_loader_that_watches_and_traces_is_copied_without(folder: Path, tmp_path: Path):
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=0, trace=str(tmp_path / "trace.json"))
+    loader.on_stats(lambda stats: None)
+    copy = pickle.loads(pickle.dumps(loader))
+    assert len(list(copy)) == 8 and copy.watchers == [] and copy.trace_file is None
 
 
 def _gated(gate: threading.Event) -> Any:
@@ -170,11 +273,12 @@ def test_errors_are_counted_by_kind_since_the_loader_was_made(folder: Path):
     path.unlink()
 
 
+@pytest.mark.parametrize("progress", [True, "full"])
 @pytest.mark.parametrize("accelerate", ["require", False])
 def test_progress_prints_one_line_where_there_is_no_terminal(
-    folder: Path, accelerate: Any, capfd: pytest.CaptureFixture[str]
+    folder: Path, accelerate: Any, progress: Any, capfd: pytest.CaptureFixture[str]
 ):
-    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=0, accelerate=accelerate, progress=True)
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=0, accelerate=accelerate, progress=progress)
     for epoch in (1, 2):
         for _ in loader:
             assert capfd.readouterr().err == ""

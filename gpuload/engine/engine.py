@@ -13,8 +13,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuload.config import MAX_BYTES_AHEAD
+from gpuload.engine.events import Events
 from gpuload.engine.flow import Flow, InlineFlow
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Gauge, Meter
 from gpuload.engine.threads import ThreadPool, close_pools
 from gpuload.engine.work import Meters, Work
 
@@ -23,13 +24,20 @@ class Engine:
     """threads: decode threads, 0 for all work in the caller's. prepare: runs first in each decode thread.
 
     close: frees what the work holds (files, decoder); runs while the threads end, as they may be waiting for what it
-    closes.
+    closes. events: where tasks and queues are noted, for a trace.
     """
 
     def __init__(
-        self, work: Work, *, threads: int, fetch_threads: int, prepare: Callable[[], None], close: Callable[[], None]
+        self,
+        work: Work,
+        *,
+        threads: int,
+        fetch_threads: int,
+        prepare: Callable[[], None],
+        close: Callable[[], None],
+        events: Events | None = None,
     ):
-        self.work, self.threads, self.pid = work, threads, os.getpid()
+        self.work, self.threads, self.pid, self._events = work, threads, os.getpid(), events
         pools: tuple[ThreadPool, ...] = ()
         if threads:
             pools = (
@@ -50,7 +58,8 @@ class Engine:
         fetchers, decoders = self._pools
         self._measure(work)
         in_turn = in_order and work.device.ordered
-        return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order, in_turn)
+        gauge = Gauge(self._events)
+        return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order, in_turn, gauge)
 
     def turn(self, flow: Flow, work: Work, epoch: int) -> None:
         """The flow's epoch is over and `work`'s begins, of which batches may have been made already."""
@@ -60,7 +69,8 @@ class Engine:
     def epoch_work(self) -> Work:
         """Work with counters of its own: an earlier epoch's last tasks don't count into this one's."""
         sizes = [pool.size for pool in self._pools] or [0, 0]
-        meters = Meters(Meter("fetch", sizes[0]), Meter("decode", sizes[1]), Meter("finish"))
+        threads = {"fetch": sizes[0], "decode": sizes[1], "finish": 0}
+        meters = Meters(*(Meter(name, count, self._events) for name, count in threads.items()))
         return replace(self.work, meters=meters, decoders={})
 
     def _measure(self, work: Work) -> None:

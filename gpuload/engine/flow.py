@@ -18,7 +18,7 @@ Owns the queue discipline. Rules:
    if it fails then, when nobody will give anything back, is that its error. From its first refusal on, one batch less
    is let in.
 8. Batches of the next epoch may stand behind those of this one, within the same bounds. They are not counted, taken
-   or told of before `turn`.
+   or told of before `turn`, but for the queues' lengths, in which they stand.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
 
@@ -36,6 +36,8 @@ import numpy as np
 from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import DeviceMemoryError, EpochCancelledError
 from gpuload.engine.badsamples import forget_locals
+from gpuload.engine.meters import Gauge
+from gpuload.engine.stats import NO_QUEUES, Queues
 from gpuload.engine.threads import ThreadPool
 from gpuload.engine.work import Filling, Finished, Tally, Work
 
@@ -75,6 +77,7 @@ class Flow:
     max_bytes: int
     in_order: bool = True
     in_turn: bool = False  # batches are finished in their order
+    gauge: Gauge = field(default_factory=Gauge)  # of its queues; called under the lock
     nbytes: int = 0
     cancelled: bool = False
     _stop: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint8))  # `cancelled` for those without the GIL
@@ -91,12 +94,14 @@ class Flow:
         """One more batch to make, after those put before. work: the next epoch's, for a batch of that."""
         with self._change:
             self._planned.append((work or self.work, plan))
+            self.gauge.add(planned=1)
         self._admit()
 
     def turn(self, work: Work, epoch: int) -> None:
         """This epoch is over: from now on batches of `work` are taken."""
         with self._change:
             self.work, self.epoch, self._tally = work, epoch, Tally()
+            self.gauge.restart()
 
     @property
     def outstanding(self) -> int:
@@ -117,6 +122,11 @@ class Flow:
         with self._change:
             return sum(batch.finished is not None for batch in self._active if batch.work is self.work)
 
+    def queues(self, until: float) -> Queues:
+        """Of this epoch, from its start to `until` (perf_counter)."""
+        with self._change:
+            return self.gauge.snapshot(until)
+
     def take(self, timeout_s: float | None) -> Finished:
         """The next batch: the oldest, or whichever is ready first with in_order=False.
 
@@ -134,6 +144,7 @@ class Flow:
                 batch = next((b for b in candidates if b.finished is not None), None)
                 if batch is not None and batch.finished is not None:
                     self._active.remove(batch)
+                    self.gauge.add(ready=-1)
                     break
                 if not mine and not any(work is self.work for work, _ in self._planned):
                     raise IndexError("take from a flow without outstanding batches")
@@ -162,6 +173,7 @@ class Flow:
             self._active.clear()
             self._waiting.clear()
             self.nbytes = 0
+            self.gauge.stop()
             self._change.notify_all()
 
     def _room(self) -> bool:
@@ -190,6 +202,7 @@ class Flow:
             batch = _InFlight(plan, work, next(_RANKS))
             self._active.append(batch)
             self._fetching += 1
+            self.gauge.add(planned=-1, making=1)
             return batch
 
     def _fetch(self, batch: _InFlight) -> None:
@@ -216,7 +229,10 @@ class Flow:
                     self.nbytes += batch.nbytes
                     self._largest = max(self._largest, batch.nbytes)
         step = batch.work.decoder.rows_per_task(filling.encoded)
-        for start in range(0, max(1, len(batch.plan)), step):
+        starts = range(0, max(1, len(batch.plan)), step)
+        with self._change:
+            self.gauge.add(tasks=len(starts))
+        for start in starts:
             rows = range(start, min(start + step, len(batch.plan)))
             self.decoders.submit(partial(self._decode, batch, rows), rank=batch.rank)
 
@@ -230,9 +246,11 @@ class Flow:
 
     def _decoded(self, batch: _InFlight, rows: range) -> Finished | None:
         """Decode these rows; the finished batch if they were its last."""
-        filling = batch.filling
-        if self.cancelled or filling is None:  # an error in other rows has ended the batch
-            return None
+        with self._change:
+            self.gauge.add(tasks=-1)
+            filling = batch.filling
+            if self.cancelled or filling is None:  # an error in other rows has ended the batch
+                return None
         if rows or not len(batch.plan):
             batch.work.decode(filling, rows)
         with self._change:
@@ -240,6 +258,7 @@ class Flow:
             last = batch.rows_left == 0 and batch.finished is None and not self.cancelled
             if last and not self._in_turn(batch):
                 self._waiting.append(batch)
+                self.gauge.add(waiting=1)
                 last = False
             batch.finishing = last
             last_try = self._nobody_gives_back(batch)
@@ -267,7 +286,9 @@ class Flow:
             refused = min((batch for batch in self._waiting if batch.refused), key=lambda b: b.rank, default=None)
             may = [b for b in self._waiting if not b.refused or (again and b is refused)]
             ready = [batch for batch in may if self._in_turn(batch)]
-            self._waiting = [batch for batch in self._waiting if batch not in ready]
+            if ready:
+                self._waiting = [batch for batch in self._waiting if batch not in ready]
+                self.gauge.add(waiting=-len(ready), tasks=len(ready))
         for batch in ready:
             self.decoders.submit(partial(self._decode, batch, range(0)), rank=batch.rank)
 
@@ -280,6 +301,7 @@ class Flow:
                 self.depth = max(1, self.depth - 1)
             batch.refused, batch.finishing = True, False
             self._waiting.append(batch)
+            self.gauge.add(waiting=1)
             again = self._nobody_gives_back(batch)
         if again:  # it became so while this was tried
             self._finish_waiting(again=True)
@@ -296,6 +318,7 @@ class Flow:
             if batch.finished is None and not self.cancelled:
                 batch.finished, batch.filling = finished, None
                 self.nbytes -= batch.nbytes
+                self.gauge.add(making=-1, ready=1)
             batch.finishing = False
             self._change.notify_all()
         self._finish_waiting(again=batch.refused)
@@ -319,6 +342,9 @@ class InlineFlow:
 
     def put(self, plan: BatchPlan) -> None:
         self._planned.append(plan)
+
+    def queues(self, until: float) -> Queues:
+        return NO_QUEUES
 
     @property
     def outstanding(self) -> int:

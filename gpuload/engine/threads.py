@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuload.config import STOP_WAIT_S
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Meter
 
 Task = Callable[[], None]
 

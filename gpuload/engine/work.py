@@ -7,7 +7,6 @@ Owns what one batch goes through; knows nothing of queues, so the same steps run
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -27,7 +26,7 @@ from gpuload.decode.erase_job import EraseJob
 from gpuload.device.host import Made, Outgoing
 from gpuload.device.placing import first_places
 from gpuload.engine.badsamples import BadSamples, forget_frames, rows_to_keep
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Meter
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,9 @@ class Work:
 
     def fetch(self, plan: BatchPlan) -> EncodedBatch:
         """D. The bytes of the batch."""
-        began = time.perf_counter()
-        encoded = self.source.fetch(plan.ids)
-        self.meters.fetch.add(items=len(plan), nbytes=encoded.data.nbytes, busy_s=time.perf_counter() - began)
+        with self.meters.fetch.task(plan.number, items=len(plan)) as task:
+            encoded = self.source.fetch(plan.ids)
+            task.nbytes = encoded.data.nbytes
         return encoded
 
     def fill(self, plan: BatchPlan, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
@@ -227,11 +226,10 @@ class Work:
 
     def decode(self, filling: Filling, rows: range) -> None:
         """E, F. These rows, from bytes to the batch's memory. Different rows at once: fine."""
-        began = time.perf_counter()
-        for pixels in filling.pixels:
-            self._decode(filling, pixels, rows)
         nbytes = int(filling.encoded.lengths[rows.start : rows.stop].sum())
-        self.meters.decode.add(items=len(rows), nbytes=nbytes, busy_s=time.perf_counter() - began)
+        with self.meters.decode.task(filling.plan.number, items=len(rows), nbytes=nbytes):
+            for pixels in filling.pixels:
+                self._decode(filling, pixels, rows)
 
     def _decode(self, filling: Filling, pixels: Pixels, rows: range) -> None:
         view = pixels.view
@@ -255,13 +253,12 @@ class Work:
         """
         if filling.keep is None and (ended := self._apply_policy(filling)) is not None:
             return ended
-        began = time.perf_counter()
         plan, keep = filling.plan, filling.keep
         assert keep is not None
-        if filling.outgoing is None:
-            filling.outgoing = self._collated(filling, keep)
-        sent = self.device.send(filling.outgoing)
-        self.meters.finish.add(items=len(keep), busy_s=time.perf_counter() - began)
+        with self.meters.finish.task(plan.number, items=len(keep)):
+            if filling.outgoing is None:
+                filling.outgoing = self._collated(filling, keep)
+            sent = self.device.send(filling.outgoing)
         return Finished(plan.number, len(keep), sent, bad=filling.bad, policy=self.on_error)
 
     def _collated(self, filling: Filling, keep: np.ndarray) -> Outgoing:

@@ -19,7 +19,7 @@ import numpy as np
 from gpuload.core.batch import BatchPlan, EncodedBatch
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.flow import Flow
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Meter
 from gpuload.engine.threads import ThreadPool
 from gpuload.engine.work import Finished
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpuload.engine.engine import Engine
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Meter
 from gpuload.engine.work import Meters
 from tests.engine.fakes import eventually
 

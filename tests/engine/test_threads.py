@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from gpuload.engine.stats import Meter
+from gpuload.engine.meters import Meter
 from gpuload.engine.threads import ThreadPool, close_pools
 from tests.engine.fakes import eventually, exit_code
 
