@@ -39,7 +39,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         )
         self._resets = 0
         # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
-        self._pulled_ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else wiring.depth + 1
+        self._pulled_ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else loader.depth + 1
         self._ahead_as_torch = bool(loader.num_workers)
         self._inline = loader.explicit_inline
         if self._inline:
@@ -70,7 +70,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         self._due = 0
         self._held: Exception | None = None
         self._unjudged: deque[Any] = deque()
-        self._flow = self._wiring.engine.start(epoch=loader.epoch, depth=self._wiring.depth, in_order=self._in_order)
+        self._flow = self._wiring.engine.start(epoch=loader.epoch, in_order=self._in_order)
         self._end = self._ends_with(self._flow)
         self.record = begin_record(loader, self, device=self._wiring.device, number=loader.epoch, flow=self._flow)
         self._loader = weakref.ref(loader)

@@ -19,6 +19,7 @@ from gpuload.collate import DirectCollate, SampleCollate
 from gpuload.core.batch import TensorSpec
 from gpuload.core.errors import ConfigError, GpuloadError, MissingDependencyError
 from gpuload.core.protocols import Decoder, Launcher, Source
+from gpuload.core.setting import Setting
 from gpuload.decode.dali import DaliDecoder
 from gpuload.decode.pillow import PillowDecoder
 from gpuload.device.cuda import make_device, resolve
@@ -72,12 +73,12 @@ class Wiring:
             raise
         accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
         pinned = bool(loader.pin_memory and accelerator is not None and device.type == "cpu")
-        self.depth = loader.depth
+        depth = loader.depth
         work = Work(
             source=source,
             views=tuple(views),
             in_list=plan.in_list,
-            device=make_device(device, keep=self.depth + 2, pinned=pinned, launcher=launcher),
+            device=make_device(device, keep=depth + 2, pinned=pinned, launcher=launcher),
             stack=DirectCollate(source),
             collate=SampleCollate(source, loader.collate_fn, accelerator.type if pinned and accelerator else None),
             tensor=_image_memory,
@@ -93,8 +94,7 @@ class Wiring:
             events.ranges = nvtx_ranges(device)
         self.engine = Engine(
             work,
-            threads=threads,
-            fetch_threads=source.fetch_threads,
+            setting=Setting(source.fetch_threads, threads, depth) if threads else None,
             prepare=_one_thread(),
             close=close,
             events=events,

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from gpuload.config import MAX_BYTES_AHEAD
+from gpuload.core.setting import Setting
 from gpuload.engine.events import Events
 from gpuload.engine.flow import Flow, InlineFlow
 from gpuload.engine.meters import Gauge, Meter
@@ -21,7 +22,7 @@ from gpuload.engine.work import Meters, Work
 
 
 class Engine:
-    """threads: decode threads, 0 for all work in the caller's. prepare: runs first in each decode thread.
+    """setting: at the start; None for all work in the caller's thread. prepare: runs first in each decode thread.
 
     close: frees what the work holds (files, decoder); runs while the threads end, as they may be waiting for what it
     closes. events: where tasks and queues are noted, for a trace.
@@ -31,35 +32,52 @@ class Engine:
         self,
         work: Work,
         *,
-        threads: int,
-        fetch_threads: int,
+        setting: Setting | None,
         prepare: Callable[[], None],
         close: Callable[[], None],
         events: Events | None = None,
     ):
-        self.work, self.threads, self.pid, self._events = work, threads, os.getpid(), events
+        self.work, self.setting, self.pid, self._events = work, setting, os.getpid(), events
         pools: tuple[ThreadPool, ...] = ()
-        if threads:
+        if setting is not None:
+            callers = work.decoder.callers(setting.decode_threads)
             pools = (
-                ThreadPool("fetch", fetch_threads, meter=work.meters.fetch),
-                ThreadPool("decode", work.decoder.callers(threads), meter=work.meters.decode, prepare=prepare),
+                ThreadPool("fetch", setting.fetch_threads, meter=work.meters.fetch),
+                ThreadPool("decode", callers, meter=work.meters.decode, prepare=prepare),
             )
         self._pools = pools
+        self._flows: weakref.WeakSet[Flow] = weakref.WeakSet()
         self._close = close
         self._finalizer = weakref.finalize(self, _close, pools, close, self.pid)
         self._finalizer.atexit = False  # `_close_all` below does it for all engines at once
         _LIVE.add(self)
 
-    def start(self, *, epoch: int, depth: int, in_order: bool) -> Flow | InlineFlow:
+    def start(self, *, epoch: int, in_order: bool) -> Flow | InlineFlow:
         """A flow whose first epoch is `epoch`."""
         work = self.epoch_work()
-        if not self._pools:
+        if self.setting is None:
             return InlineFlow(work, epoch)
         fetchers, decoders = self._pools
         self._measure(work)
         in_turn = in_order and work.device.ordered
         gauge = Gauge(self._events)
-        return Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order, in_turn, gauge)
+        depth = self.setting.depth
+        flow = Flow(work, epoch, fetchers, decoders, depth, MAX_BYTES_AHEAD, in_order, in_turn, gauge)
+        self._flows.add(flow)
+        return flow
+
+    def apply(self, setting: Setting) -> None:
+        """From now on, in the middle of an epoch too. Consumer's thread; nothing where it does all work itself."""
+        if self.setting is None:
+            return
+        self.setting = setting
+        fetchers, decoders = self._pools
+        fetchers.resize(setting.fetch_threads)
+        decoders.resize(self.work.decoder.callers(setting.decode_threads))
+        for flow in list(self._flows):
+            meters = flow.work.meters
+            meters.fetch.threads, meters.decode.threads = fetchers.size, decoders.size
+            flow.deepen(setting.depth)
 
     def turn(self, flow: Flow, work: Work, epoch: int) -> None:
         """The flow's epoch is over and `work`'s begins, of which batches may have been made already."""

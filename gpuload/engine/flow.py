@@ -25,6 +25,7 @@ Tests: tests/engine/test_flow.py, tests/test_promises.py.
 from __future__ import annotations
 
 import itertools
+import sys
 import threading
 import time
 from collections import deque
@@ -81,6 +82,7 @@ class Flow:
     nbytes: int = 0
     cancelled: bool = False
     _stop: np.ndarray = field(default_factory=lambda: np.zeros(1, np.uint8))  # `cancelled` for those without the GIL
+    _most_depth: int = sys.maxsize
     _largest: int = 0
     _fetching: int = 0
     _tally: Tally = field(default_factory=Tally)
@@ -95,6 +97,12 @@ class Flow:
         with self._change:
             self._planned.append((work or self.work, plan))
             self.gauge.add(planned=1)
+        self._admit()
+
+    def deepen(self, depth: int) -> None:
+        """So many undelivered batches from now on, or as many as the device once had room for."""
+        with self._change:
+            self.depth = min(depth, self._most_depth)
         self._admit()
 
     def turn(self, work: Work, epoch: int) -> None:
@@ -298,7 +306,7 @@ class Flow:
             if self.cancelled:
                 return False
             if not batch.refused:
-                self.depth = max(1, self.depth - 1)
+                self.depth = self._most_depth = max(1, self.depth - 1)
             batch.refused, batch.finishing = True, False
             self._waiting.append(batch)
             self.gauge.add(waiting=1)

@@ -9,6 +9,7 @@ garbage-collected (the threads hold only `_State`, never the owner), or at inter
    thread waits neither for itself nor for its colleagues, who may wait for what it holds.
 3. Stopping waits for STOP_WAIT_S once, however many pools there are and however often it is asked for. What else is
    closed with them has the same time and runs beside: it may be what a thread waits for (a read from a dead server).
+4. A pool that shrinks loses its threads as they become idle; the task of which one was told is another's.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class _State:
     """What threads share with their pool. Guarded by `wake`'s lock."""
 
     meter: Meter
+    size: int
     measured_since: float = field(default_factory=time.perf_counter)
     wake: threading.Condition = field(default_factory=threading.Condition)
     tasks: list[tuple[int, int, Task]] = field(default_factory=list)  # a heap of (rank, arrival, task)
@@ -56,12 +58,28 @@ class ThreadPool:
     """
 
     def __init__(self, name: str, threads: int, *, meter: Meter, prepare: Task | None = None):
-        self.name, self.size = name, threads
+        self.name = name
         self._prepare = prepare
-        self._state = _State(meter)
+        self._state = _State(meter, threads)
+        self._names = itertools.count()
         self._finalizer = weakref.finalize(self, _stop, (self._state,))
         self._finalizer.atexit = False  # `_stop_all` below does it for all pools at once
         _LIVE.add(self)
+
+    @property
+    def size(self) -> int:
+        """How many threads it may have."""
+        return self._state.size
+
+    def resize(self, threads: int) -> None:
+        """So many from now on: those too many end after the task that they are in."""
+        state = self._state
+        with state.wake:
+            state.size = threads
+            if not state.stopping:
+                for _ in range(min(threads - len(state.threads), len(state.tasks) - state.idle)):
+                    self._start_thread()
+            state.wake.notify_all()
 
     def measure(self, meter: Meter) -> None:
         """From now on waiting time is `meter`'s: a new epoch."""
@@ -77,14 +95,14 @@ class ThreadPool:
         with state.wake:
             if state.stopping:
                 return
-            if len(state.tasks) >= state.idle and len(state.threads) < self.size:
+            if len(state.tasks) >= state.idle and len(state.threads) < state.size:
                 self._start_thread()
             heapq.heappush(state.tasks, (rank, next(state.arrivals), task))
             state.wake.notify()
 
     def _start_thread(self) -> None:
         state = self._state
-        name = f"gpuload-{self.name}-{len(state.threads)}"
+        name = f"gpuload-{self.name}-{next(self._names)}"
         thread = threading.Thread(target=_work, args=(state, self._prepare), name=name, daemon=True)
         try:
             thread.start()
@@ -121,10 +139,14 @@ def _work(state: _State, prepare: Task | None) -> None:
         began = time.perf_counter()
         with state.wake:
             state.idle += 1
-            while not state.tasks and not state.stopping:
+            while not state.tasks and not state.stopping and len(state.threads) <= state.size:
                 state.wake.wait()
             state.idle -= 1
             if state.stopping:
+                return
+            if len(state.threads) > state.size:
+                state.threads.remove(threading.current_thread())
+                state.wake.notify()  # it may have been woken for a task
                 return
             task = heapq.heappop(state.tasks)[2]
             meter, began = state.meter, max(began, state.measured_since)

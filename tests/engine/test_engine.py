@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from gpuload.core.setting import Setting
 from gpuload.engine.engine import Engine
 from gpuload.engine.meters import Meter
 from gpuload.engine.work import Meters
@@ -48,7 +49,8 @@ class DeadServer:
 def engine_on(server: DeadServer, threads: int = 2) -> Engine:
     meters = Meters(Meter("fetch"), Meter("decode"), Meter("finish"))
     work: Any = SimpleNamespace(meters=meters, decoder=SimpleNamespace(callers=lambda wanted: wanted))
-    return Engine(work, threads=threads, fetch_threads=1, prepare=lambda: None, close=server.closed.set)
+    setting = Setting(1, threads, 2) if threads else None
+    return Engine(work, setting=setting, prepare=lambda: None, close=server.closed.set)
 
 
 @pytest.mark.parametrize("forgotten", [False, True])

@@ -505,3 +505,37 @@ def test_an_epoch_without_batches_is_no_loss():
         flow.check_delivered()
         if run is not None:
             run.close()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_depth_that_changes_in_mid_flow_bounds_what_is_let_in_from_then_on(seed: int):
+    draw = random.Random(seed)
+    run = running(FakeWork(Jitter(seed)), depth=2, threads=3)
+    for number in range(40):
+        run.flow.put(plan(number))
+    for number in range(40):
+        assert run.flow.take(20).number == number
+        before = len(run.flow._active)
+        depth = draw.randint(1, 6)
+        run.flow.deepen(depth)
+        assert len(run.flow._active) <= max(depth, before)
+    run.close()
+
+
+def test_a_device_that_had_no_room_gets_no_more_than_it_took():
+    refused: list[int] = []
+
+    def during(step: str, number: int) -> None:
+        if step == "finish" and number == 2 and not refused:
+            refused.append(number)
+            raise DeviceMemoryError("no room")
+
+    run = running(FakeWork(during), depth=4)
+    run.flow.in_turn = True
+    for number in range(12):
+        run.flow.put(plan(number))
+    assert eventually(lambda: bool(refused))
+    run.flow.deepen(9)
+    assert run.flow.depth == 3
+    assert [run.flow.take(20).number for _ in range(12)] == list(range(12))
+    run.close()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import gc
 import os
+import random
 import threading
+import time
 import weakref
+from functools import partial
 
 import pytest
 
@@ -262,3 +265,41 @@ def test_where_there_is_no_thread_to_close_in_it_is_closed_here(pool: ThreadPool
     closed: list[int] = []
     close_pools(pool, beside=(lambda: closed.append(threading.get_ident()),))
     assert closed == [threading.get_ident()]
+
+
+def test_a_pool_grows_and_shrinks_and_loses_no_task():
+    pool = ThreadPool("test", 1, meter=Meter("test"))
+    done: list[int] = []
+    lock = threading.Lock()
+
+    def task(number: int) -> None:
+        time.sleep(0.0005)
+        with lock:
+            done.append(number)
+
+    draw, submitted = random.Random(3), 0
+    for size in (1, 4, 2, 8, 1, 3, 1, 6):
+        pool.resize(size)
+        for _ in range(draw.randint(5, 40)):
+            pool.submit(partial(task, submitted), rank=submitted)
+            submitted += 1
+        time.sleep(draw.random() * 0.01)
+        assert len(pool._state.threads) <= 8
+    assert eventually(lambda: sorted(done) == list(range(submitted)))
+    pool.resize(2)
+    assert eventually(lambda: len(pool._state.threads) <= 2)
+    threads = list(pool._state.threads)
+    pool.close()
+    assert not any(thread.is_alive() for thread in threads)
+
+
+def test_a_pool_that_grew_runs_as_many_at_once():
+    pool, gate, running_now = ThreadPool("test", 1, meter=Meter("test")), threading.Event(), []
+    for number in range(2):
+        pool.submit(lambda: (running_now.append(1), gate.wait(20)), rank=number)
+    assert eventually(lambda: len(running_now) == 1)
+    pool.submit(lambda: (running_now.append(1), gate.wait(20)), rank=2)
+    pool.resize(3)
+    assert eventually(lambda: len(running_now) == 3)
+    gate.set()
+    pool.close()
