@@ -159,6 +159,19 @@ def test_one_label_that_changes_is_enough(folder: Path):
     assert ahead.flow.cancelled and second[1][1][2] == 99
 
 
+def test_the_same_samples_with_other_crops_are_other_batches(folder: Path):
+    data = ImageFolder(str(folder), RANDOM)
+    loader = loader_of(data, order="sequential")
+    values(loader)
+    ahead = ahead_of(loader)
+    assert ahead is not None
+    loader.set_epoch(4)
+    later = values(loader)
+    fresh = loader_of(data, order="sequential")
+    fresh.set_epoch(4)
+    assert ahead.flow.cancelled and same(later, values(fresh))
+
+
 def test_a_loaded_state_throws_it_away(folder: Path):
     loader = loader_of(ImageFolder(str(folder), RANDOM))
     reference = values(loader_of(ImageFolder(str(folder), RANDOM)))
