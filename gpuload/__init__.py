@@ -25,12 +25,14 @@ if TYPE_CHECKING:
         SampleError,
         ShardError,
     )
+    from gpuload.core.setting import Setting
     from gpuload.core.structure import EncodedImage
     from gpuload.dataset import ShardDataset
     from gpuload.decode.single import decode_jpeg
     from gpuload.loader import DataLoader
     from gpuload.mixed import MixedDataset
     from gpuload.numbered import Numbered
+    from gpuload.tune.limits import Limits
     from gpuload.views import Views
 
 __version__ = "0.1.0"
@@ -44,6 +46,7 @@ __all__ = [
     "EncodedImage",
     "EpochCancelledError",
     "GpuloadError",
+    "Limits",
     "MissingDependencyError",
     "MixUp",
     "MixedDataset",
@@ -52,6 +55,7 @@ __all__ = [
     "OneOf",
     "SampleError",
     "ShardDataset",
+    "Setting",
     "ShardError",
     "Views",
     "decode_jpeg",
@@ -68,6 +72,8 @@ _HOMES = {
     "Numbered": "gpuload.numbered",
     "Views": "gpuload.views",
     "OneOf": "gpuload.augment.batch_ops",
+    "Setting": "gpuload.core.setting",
+    "Limits": "gpuload.tune.limits",
 }
 
 

@@ -19,6 +19,7 @@ from gpuload.core.batch import BatchPlan
 from gpuload.core.errors import EpochCancelledError
 from gpuload.core.structure import map_leaves
 from gpuload.engine.flow import Flow, WaitTimeoutError
+from gpuload.engine.stats import StageStats
 from gpuload.planning import Ahead, Planner, next_plans, places_of
 from gpuload.record import begin_record
 from gpuload.resume import Replaying, own_plan
@@ -73,6 +74,9 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         self._flow = self._wiring.engine.start(epoch=loader.epoch, in_order=self._in_order)
         self._end = self._ends_with(self._flow)
         self.record = begin_record(loader, self, device=self._wiring.device, number=loader.epoch, flow=self._flow)
+        if self._wiring.tuner is not None:
+            self._wiring.tuner.begin_epoch()
+            self._wiring.steered = self.record
         self._loader = weakref.ref(loader)
         self._goes_ahead = self._knows_what_follows(loader)
         self._next: Ahead | None = None
@@ -203,6 +207,8 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             if self._channels_last:
                 batch = map_leaves(_to_channels_last, batch)
             self.record.received(asked_at, finished.images)
+            if self._wiring.steered is self.record:
+                self._tune(asked_at, finished.images)
             return batch
         if self._held is not None:
             held, self._held = self._held, None
@@ -216,6 +222,18 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self._end.detach()  # the flow goes on without this iterator
             self._wiring.keep(self._next)
         raise StopIteration
+
+    def _tune(self, asked_at: float, images: int) -> None:
+        """The tuner hears of this batch, and perhaps wants another setting."""
+        tuner, engine = self._wiring.tuner, self._wiring.engine
+        assert tuner is not None and engine.setting is not None
+        setting = tuner.batch(asked_at, self.record.consumer.last, images, self._stages)
+        if setting is not None:
+            self._due += max(0, setting.depth - engine.setting.depth)
+            engine.apply(setting)
+
+    def _stages(self) -> list[StageStats]:
+        return [meter.snapshot() for meter in self._flow.work.meters.all()]
 
     def close(self) -> None:
         """Drop what has been prepared. Idempotent; called when the iterator is collected."""

@@ -18,9 +18,10 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 from torch.utils.data import DistributedSampler
 
-from gpuload import config
+from gpuload import config as defaults
 from gpuload.batch_transform import known_batch_transform
 from gpuload.core.errors import ConfigError, NotAcceleratedError
+from gpuload.core.setting import Setting
 from gpuload.engine.badsamples import BadSamples
 from gpuload.engine.stats import Stats
 from gpuload.fallback import torch_iterator
@@ -30,6 +31,8 @@ from gpuload.ranks_here import check_ranks, rank_of, warn_undivided
 from gpuload.record import EpochRecord, Watcher, watcher
 from gpuload.report.trace import TraceFile
 from gpuload.resume import Progress, Resumed, resumed_from, setup_of, state_of, tell_sampler
+from gpuload.tune.limits import Limits
+from gpuload.tune.settings_file import load_setting
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -70,8 +73,10 @@ class DataLoader(TorchDataLoader[T_co]):
 
     All of torch's arguments mean what they mean there; the rest is keyword-only:
 
-    num_workers: decode threads. Omitted: as many as this process has CPUs. 0: all work in the caller's thread.
+    num_workers: decode threads. Omitted: as many as this process has CPUs at the start, and then as many as turn out
+        to help, as with threads that read and batches ahead (`explain()` says why). 0: all work in the caller's thread.
     prefetch_factor: batches ready ahead, per loader. None: chosen.
+    config: in place of these two, a file that `gpuload tune` wrote, a Setting, or the Limits within which to look.
     device: where batches are delivered: "auto" (the current GPU where one works, else the CPU), "cpu", "cuda:1"...
     dtype, memory_format: of the images; None: what the transform gives. E.g. torch.bfloat16, torch.channels_last.
     decoder: "native" (gpuload's own, Pillow's pixels to the bit), "pillow", "dali" (0.16 of 255 away). "auto": native.
@@ -130,7 +135,7 @@ class DataLoader(TorchDataLoader[T_co]):
         decoder: str = "auto",
         fidelity: str = "exact",
         entropy_index: str = "learn",
-        max_device_bytes: int = config.MAX_DEVICE_BYTES,
+        max_device_bytes: int = defaults.MAX_DEVICE_BYTES,
         batch_transform: Any = None,
         on_error: str = "raise",
         seed: int | None = None,
@@ -140,8 +145,9 @@ class DataLoader(TorchDataLoader[T_co]):
         accelerate: bool | str = True,
         progress: bool | str = False,
         trace: str | os.PathLike[str] | None = None,
+        config: str | os.PathLike[str] | Setting | Limits | None = None,
     ):
-        config.check(
+        defaults.check(
             decoder=decoder,
             fidelity=fidelity,
             entropy_index=entropy_index,
@@ -158,6 +164,10 @@ class DataLoader(TorchDataLoader[T_co]):
         _check_formats(device, dtype, memory_format)
         auto = isinstance(num_workers, Automatic)
         ahead = prefetch_factor
+        if not isinstance(config, (str, os.PathLike, Setting, Limits, type(None))):
+            raise ConfigError(f"config must be a file that `gpuload tune` wrote, a Setting or Limits, got {config!r}")
+        if config is not None and not (auto and ahead is None):
+            raise ConfigError("config is mutually exclusive with num_workers and prefetch_factor, which it holds")
         if auto and ahead is not None:
             if ahead < 0:
                 raise ValueError("prefetch_factor option should be non-negative")
@@ -221,6 +231,7 @@ class DataLoader(TorchDataLoader[T_co]):
         self._progress: Progress | None = None
         self._wiring: Any = None
         self._record: EpochRecord | None = None
+        self.config = load_setting(config) if isinstance(config, (str, os.PathLike)) else config
         self.trace, self.trace_file = trace, None if trace is None else TraceFile(trace)
         self.watchers: list[Watcher] = []
 
@@ -248,7 +259,7 @@ class DataLoader(TorchDataLoader[T_co]):
             return
         self._met_ranks = True
         if self.shard is not None:
-            check_ranks(setup_of(self), config.RANKS_WAIT_S)
+            check_ranks(setup_of(self), defaults.RANKS_WAIT_S)
         elif not self._divided_by_user:
             warn_undivided()
 
@@ -339,7 +350,9 @@ class DataLoader(TorchDataLoader[T_co]):
     @property
     def decode_threads(self) -> int:
         """Decode threads on the accelerated path; 0: the caller's thread does all work."""
-        return config.default_threads() if isinstance(self.num_workers, Automatic) else int(self.num_workers)
+        if isinstance(self.config, Setting):
+            return self.config.decode_threads
+        return defaults.default_threads() if isinstance(self.num_workers, Automatic) else int(self.num_workers)
 
     @property
     def depth(self) -> int:
@@ -347,14 +360,26 @@ class DataLoader(TorchDataLoader[T_co]):
 
         Those ready, and as many as it takes to give every decode thread something to do.
         """
+        if isinstance(self.config, Setting):
+            return self.config.depth
         rows = self.batch_size or getattr(self.batch_sampler, "batch_size", None) or 1
-        return self.ready_ahead + math.ceil(self.decode_threads / math.ceil(rows / config.ROWS_PER_TASK))
+        return self.ready_ahead + math.ceil(self.decode_threads / math.ceil(rows / defaults.ROWS_PER_TASK))
 
     @property
     def ready_ahead(self) -> int:
         """Batches that are to lie ready, beside those in the making: prefetch_factor, or what is chosen for it."""
         given = self.prefetch_factor
-        return config.DEPTH if given is None or isinstance(given, Automatic) else max(1, given)
+        return defaults.DEPTH if given is None or isinstance(given, Automatic) else max(1, given)
+
+    @property
+    def tunes(self) -> bool:
+        """Whether threads and depth are found while the loader runs: num_workers was omitted."""
+        return isinstance(self.num_workers, Automatic) and not isinstance(self.config, Setting)
+
+    @property
+    def setting(self) -> Setting | None:
+        """How the engine runs now; None before the first iteration, on torch's path and with num_workers=0."""
+        return None if self._wiring is None else self._wiring.engine.setting
 
     @property
     def key_seed(self) -> int | None:
@@ -366,8 +391,11 @@ class DataLoader(TorchDataLoader[T_co]):
         return plan_loader(self)
 
     def explain(self) -> None:
-        """Print the plan: each step, where it runs, what is fused, what is not accelerated and why."""
-        print(self.plan())  # noqa: T201 - printing is what this method is for
+        """Print the plan: each step, where it runs, what is fused, what is not accelerated and why; then the tuner's
+        story: what it measured and chose, and how often the queue would be empty at which depth.
+        """
+        tuner = None if self._wiring is None else self._wiring.tuner
+        print(self.plan(), *([tuner.explain()] if tuner is not None else []), sep="\n")  # noqa: T201 - its purpose
 
     def stats(self) -> Stats:
         """What the current (or last) epoch did and where its time went. Immutable."""

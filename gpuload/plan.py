@@ -181,6 +181,8 @@ def _ignored(loader: Any) -> tuple[str, ...]:
     given = [f"{name}={getattr(loader, name)!r}" for name, value in usual.items() if getattr(loader, name) != value]
     if loader.decoder == "dali":
         given.append("decoder='dali'")
+    if loader.config is not None:
+        given.append(f"config={str(loader.config)!r}")
     if str(loader.device) not in ("auto", "cpu"):
         given.append(f"device={loader.device!r}")
     return tuple(given)

@@ -138,9 +138,11 @@ class EpochRecord:
         return found if self.flow is None or not here else self._with_stages(found, self.flow)
 
     def _with_stages(self, found: Stats, flow: Flow | InlineFlow) -> Stats:
-        queues = flow.queues(self.consumer.last if self.consumer.over else perf_counter())
+        consumer = self.consumer
+        until = consumer.last if consumer.over else perf_counter()
+        queues = flow.queues(until)
         before = {"fetch": queues.planned, "decode": queues.decode, "finish": queues.finish}
-        stages = [meter.snapshot() for meter in flow.work.meters.all()]
+        stages = [meter.snapshot(consumer.started, until) for meter in flow.work.meters.all()]
         return replace(
             found,
             ready=flow.ready,

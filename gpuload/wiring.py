@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ import torch
 from gpuload.augment.plan import AugmentPlan
 from gpuload.batch_transform import known_batch_transform, mixer
 from gpuload.collate import DirectCollate, SampleCollate
+from gpuload.config import default_threads
 from gpuload.core.batch import TensorSpec
 from gpuload.core.errors import ConfigError, GpuloadError, MissingDependencyError
 from gpuload.core.protocols import Decoder, Launcher, Source
@@ -31,6 +33,14 @@ from gpuload.engine.meters import Meter
 from gpuload.engine.work import Meters, View, Work
 from gpuload.plan import LoaderPlan
 from gpuload.planning import Ahead
+from gpuload.tune.limits import Limits, limits, memory_budget
+from gpuload.tune.online import OnlineTuner
+
+USUAL_IMAGE_BYTES = 3 * 224 * 224 * 4
+"""How large a finished image is taken to be where only the data says."""
+
+GPU_MEMORY_SHARE = 0.05
+"""Of a GPU's memory, for batches that lie ready there: the model wants the rest."""
 
 USUAL_ROWS = 64
 """How large a batch is taken to be where its sampler does not say: it only decides how work is cut."""
@@ -94,11 +104,13 @@ class Wiring:
             events.ranges = nvtx_ranges(device)
         self.engine = Engine(
             work,
-            setting=Setting(source.fetch_threads, threads, depth) if threads else None,
+            setting=_setting(loader, source.fetch_threads, threads, depth),
             prepare=_one_thread(),
             close=close,
             events=events,
         )
+        self.tuner = _tuner(loader, plan, self.engine.setting, device, rows)
+        self.steered: Any = None  # whose batches the tuner hears of: the latest iterator's record
 
     def keep(self, ahead: Ahead) -> None:
         """Until the epoch comes whose first batches these are."""
@@ -126,9 +138,10 @@ class Wiring:
 def _identity(loader: Any) -> tuple[Any, ...]:
     """What else, beside the plan, an engine is made of. Held strongly, so that no id is used twice."""
     dataset = loader.dataset
-    settings = (loader.device, loader.on_error, loader.depth, loader.pin_memory, loader.fidelity, loader.entropy_index)
+    engine = (loader.device, loader.config, loader.depth, loader.pin_memory)
+    settings = (loader.on_error, loader.fidelity, loader.entropy_index, loader.max_device_bytes)
     given = (dataset, loader.collate_fn, loader.batch_transform)
-    return (*map(_Same, given), *settings, loader.max_device_bytes)
+    return (*map(_Same, given), *engine, *settings)
 
 
 def _image_memory(dtype: str, height: int, width: int) -> ImageMemory:
@@ -136,6 +149,48 @@ def _image_memory(dtype: str, height: int, width: int) -> ImageMemory:
     spec = TensorSpec((3, height, width), dtype)
     memory = shaped(torch.empty(image_bytes(spec), dtype=torch.uint8), spec, 1)
     return ImageMemory(memory.array[0], memory.tensor[0])
+
+
+def _setting(loader: Any, fetch_threads: int, threads: int, depth: int) -> Setting | None:
+    """With which the engine begins; None where the caller's thread does all work."""
+    if not threads:
+        return None
+    setting = Setting(fetch_threads, threads, depth)
+    if isinstance(loader.config, Setting):
+        setting = loader.config
+    elif isinstance(loader.config, Limits):
+        setting = loader.config.clipped(setting)
+    return replace(setting, fetch_threads=1) if fetch_threads == 1 else setting  # a data set for one thread
+
+
+def _tuner(
+    loader: Any, plan: LoaderPlan, setting: Setting | None, device: torch.device, rows: int
+) -> OnlineTuner | None:
+    """What finds a better setting while the loader runs; None where the user has said all of it."""
+    if setting is None or not loader.tunes:
+        return None
+    allowed = loader.config or limits(
+        cores=default_threads(),
+        batch_bytes=rows * sum(_image_bytes(plan)),
+        memory_bytes=memory_budget() if device.type == "cpu" else _gpu_budget(device),
+        fetch_at_once=True,
+        depth=None if loader.prefetch_factor is None else setting.depth,
+    )
+    if setting.fetch_threads == 1:
+        allowed = replace(allowed, least=replace(allowed.least, fetch_threads=1)).capped(fetch_threads=1)
+    if plan.decoder == "dali":  # its threads are its own
+        allowed = replace(allowed, least=replace(allowed.least, decode_threads=setting.decode_threads))
+        allowed = allowed.capped(decode_threads=setting.decode_threads)
+    return OnlineTuner(allowed.clipped(setting), allowed)
+
+
+def _image_bytes(plan: LoaderPlan) -> list[int]:
+    """Of each view of a finished image."""
+    return [image_bytes(spec) for spec in plan.specs if not spec.open] or [USUAL_IMAGE_BYTES] * len(plan.augments)
+
+
+def _gpu_budget(device: torch.device) -> int:
+    return int(GPU_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 class _Same:

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import pytest
 
+import gpuload
+
 ROOT = Path(__file__).resolve().parent.parent
 
 FLOORS: tuple[frozenset[str], ...] = tuple(
@@ -40,7 +42,7 @@ LOADERS_ROOMS |= {"adapters"}
 TORCH = {"loader", "device", "cli", "testing", "augment.keyed_random", "augment.torchvision"} | LOADERS_ROOMS
 KERNEL_CALLERS = {"decode", "augment.run", "batch_transform", "fetch.local"}
 OPTIONAL = {"nvidia", "cupy", "pynvml", "torchvision", "psutil", "skimage", "sklearn", "accelerate", "timm"}
-DEPENDENCIES = {"numpy", "numba", "llvmlite", "torch", "fsspec", "PIL", "rich", "typer"}
+DEPENDENCIES = {"numpy", "numba", "llvmlite", "torch", "fsspec", "PIL", "rich", "typer", "tomli"}
 """What pyproject.toml requires, by import name; llvmlite comes with numba, at the version that numba pins."""
 
 
@@ -189,7 +191,7 @@ def test_every_package_that_is_imported_is_a_dependency_or_named_optional():
 
 
 def test_bench_uses_the_public_api_only():
-    public = {"DataLoader", "ShardDataset", "EncodedImage", "__version__", "cli", "testing"}
+    public = {*gpuload.__all__, "__version__", "cli", "testing"}
     single_kernels = {"bench.gpu_jobs", "bench.gpu_kernels"}  # they launch one kernel at a time, which no loader does
     wrong = [
         str(found)
@@ -217,7 +219,7 @@ def python(program: str) -> str:
 
 def test_importing_gpuload_imports_no_torch_and_no_numba():
     loaded = set(python("import sys, gpuload; print(*sys.modules)").split())
-    heavy = {"torch", "numba", "numpy", "PIL", "fsspec", "rich", "typer"}
+    heavy = {"torch", "numba", "numpy", "PIL", "fsspec", "rich", "typer", "tomli"}
     assert not {name.split(".")[0] for name in loaded} & heavy
 
 

@@ -28,6 +28,9 @@ class Subcommand:
 SUBCOMMANDS = {
     "demo": Subcommand("gpuload.cli.demo", "demo_command", "Train from photographs beside torch's DataLoader."),
     "bench": Subcommand("gpuload.cli.bench.command", "bench_command", "Compare loaders on your own data."),
+    "tune": Subcommand(
+        "gpuload.cli.tune.command", "tune_command", "Find the depth and the threads for your data and step."
+    ),
     "pack": Subcommand("gpuload.cli.pack", "pack_command", "Write a data set as tar shards."),
     "index": Subcommand("gpuload.cli.index", "index_command", "Index shards, so that training starts at once."),
 }
