@@ -31,9 +31,9 @@ class StageStats:
 
     threads: how many run it, 0 for finishing, which the decode threads do, and for all with num_workers=0. items:
     images it finished, in so many tasks. busy_s, wait_s: seconds summed over its threads, at work and waiting for work;
-    cpu_s: of those at work, on a CPU. bytes: what it took in. p50_s, p90_s, p99_s: a task's seconds of one thread.
-    queue: mean length of the queue before it (batches, for decode tasks); empty: share of the time in which there was
-    nothing in it. Both are 0 with num_workers=0, which has no queues.
+    cpu_s: of those at work, on a CPU; thread_s: of all the time that they were there. bytes: what it took in. p50_s,
+    p90_s, p99_s: a task's seconds of one thread. queue: mean length of the queue before it (batches, for decode tasks);
+    empty: share of the time in which there was nothing in it. Both are 0 with num_workers=0, which has no queues.
     """
 
     name: str
@@ -44,6 +44,7 @@ class StageStats:
     bytes: int = 0
     tasks: int = 0
     cpu_s: float = 0.0
+    thread_s: float = 0.0
     p50_s: float = 0.0
     p90_s: float = 0.0
     p99_s: float = 0.0
@@ -141,10 +142,10 @@ class Stats:
         return next((stage for stage in self.stages if stage.name == name), StageStats(name))
 
     def busy(self, name: str) -> float:
-        """Share of elapsed_s, 0 to 1, in which the threads of "fetch" or "decode" (they finish, too) were at work."""
-        busy_s = self.stage(name).busy_s + (self.stage("finish").busy_s if name == "decode" else 0.0)
-        there_s = self.stage(name).threads * self.elapsed_s
-        return min(1.0, busy_s / there_s) if there_s else 0.0
+        """Share of their time, 0 to 1, in which the threads of "fetch" or "decode" (they finish, too) were at work."""
+        stage = self.stage(name)
+        busy_s = stage.busy_s + (self.stage("finish").busy_s if name == "decode" else 0.0)
+        return min(1.0, busy_s / stage.thread_s) if stage.thread_s else 0.0
 
     @property
     def verdict(self) -> Verdict:

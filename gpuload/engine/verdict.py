@@ -54,10 +54,10 @@ def judge(stats: Stats) -> Verdict:
     decode, fetch = stats.busy("decode"), stats.busy("fetch")
     if max(decode, fetch) >= BUSY:
         return _fetching(stats) if fetch > decode else _decoding(stats)
-    if stats.blocked >= NOT_STARVED:
-        return _bursts(stats)
     if _cpus_busy(stats) >= CPUS_BUSY:
         return _no_cpu(stats)
+    if stats.blocked >= NOT_STARVED or stats.stage("fetch").empty < 0.5:
+        return _too_few(stats)
     shares = f"fetch {percent(fetch)}, decode {percent(decode)}, CPUs {percent(_cpus_busy(stats))}"
     sentence = f"unclear: training waits {percent(_starved(stats))} of the time, and nothing is busy enough: {shares}"
     advice = "a trace (trace=FILE) shows what the threads wait for; deeper prefetch lets more batches be made at once"
@@ -219,13 +219,15 @@ def _fetching(stats: Stats) -> Verdict:
     return Verdict("fetch", sentence, _evidence(stats), advice, gain)
 
 
-def _bursts(stats: Stats) -> Verdict:
+def _too_few(stats: Stats) -> Verdict:
+    """Little's law: where nothing is saturated, and as many batches as may be are under way, their number limits."""
     bounds = (_decode_bound(stats, stats.stage("decode").threads), _fetch_bound(stats), _step_bound(stats))
     gain = _gain(stats, *bounds, _cpu_bound(stats, stats.cpus))
-    sentence = (
-        f"depth limits: training waits {percent(_starved(stats))} of the time, and at other times the stages stand "
-        f"still with all batches finished ({percent(stats.blocked)})"
-    )
+    busy = f"fetch {percent(stats.busy('fetch'))}, decode {percent(stats.busy('decode'))}"
+    let_in = f"batches wait to be let in {percent(1 - stats.stage('fetch').empty)} of the time"
+    sentence = f"depth limits: no stage is busy ({busy}), {let_in}"
+    if stats.blocked >= NOT_STARVED:
+        sentence += f", and {percent(stats.blocked)} of it all stand finished"
     return Verdict("depth", sentence, _evidence(stats), f"a larger prefetch_factor would give {_up_to(gain)}", gain)
 
 

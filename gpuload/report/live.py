@@ -13,18 +13,15 @@ import os
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.table import Table
 from rich.text import Text
 
 from gpuload.core.wording import percent, rate, size
-from gpuload.engine.stats import gpu_text, milliseconds
+from gpuload.engine.stats import Stats, gpu_text, milliseconds
 from gpuload.report.progress import ProgressLine, progress_text
-
-if TYPE_CHECKING:
-    from gpuload.engine.stats import Stats
 
 DRAW_EVERY_S = 1.0
 """Drawing takes 3 ms of the consumer's time: 0.3%."""
@@ -147,8 +144,9 @@ def content(
     verdict = stats.verdict
     parts: list[Text | Table] = [Text(progress_text(stats, total_batches), style="bold", no_wrap=True)]
     if stats.stages:
-        parts.append(_stages(stats, before))
-    waits = _share(stats, before, lambda s: s.consumer_wait_s, 1)
+        parts.append(_stages(stats, before or Stats("")))
+    start = before or Stats("")
+    waits = _share(stats.consumer_wait_s - start.consumer_wait_s, stats.elapsed_s - start.elapsed_s)
     line = Text.assemble("training waits ", _bar(waits, "yellow"), f" {percent(waits):>5}")
     if stats.wait_s is not None and stats.step_s is not None:
         line.append(f"   wait p99 {milliseconds(stats.wait_s.p99)}   step p50 {milliseconds(stats.step_s.p50)}")
@@ -164,13 +162,11 @@ def content(
     return Group(*parts)
 
 
-def _share(stats: Stats, before: Stats | None, seconds: Callable[[Stats], float], threads: int) -> float:
-    """Of the threads' time since `before`, 0 to 1."""
-    there_s = threads * (stats.elapsed_s - (before.elapsed_s if before else 0.0))
-    return min(1.0, max(0.0, seconds(stats) - (seconds(before) if before else 0.0)) / there_s) if there_s > 0 else 0.0
+def _share(part_s: float, whole_s: float) -> float:
+    return min(1.0, max(0.0, part_s / whole_s)) if whole_s > 0 else 0.0
 
 
-def _stages(stats: Stats, before: Stats | None) -> Table:
+def _stages(stats: Stats, before: Stats) -> Table:
     table = Table(box=None, padding=(0, 2, 0, 0), pad_edge=False, header_style="dim")
     table.add_column("stage")
     for title in ("threads", "busy"):
@@ -181,7 +177,8 @@ def _stages(stats: Stats, before: Stats | None) -> Table:
     for stage in stats.stages:
         share, bar = "", Text("")
         if stage.threads:
-            busy = _share(stats, before, lambda s, name=stage.name: s.stage(name).busy_s, stage.threads)  # type: ignore[misc]
+            then = before.stage(stage.name)
+            busy = _share(stage.busy_s - then.busy_s, stage.thread_s - then.thread_s)
             share, bar = percent(busy), _bar(busy, "green")
         table.add_row(
             stage.name,

@@ -73,6 +73,20 @@ def test_a_task_is_counted_with_its_time_and_one_that_fails_without_its_images(c
     assert found.p50_s == pytest.approx(0.002, rel=0.05) and found.p99_s == pytest.approx(0.01, rel=0.05)
 
 
+def test_threads_are_counted_for_as_long_as_they_are_there(clock: Clock):
+    meter = Meter("decode", 2)
+    clock.passes(1)
+    meter.threads = 2
+    meter.threads = 5
+    clock.passes(1)
+    meter.threads = 1
+    clock.passes(4)
+    assert meter.snapshot().thread_s == 2 + 5 + 4 and meter.snapshot().threads == 1
+    for since, until, thread_s in ((100.5, 102, 6), (101.5, 104, 4.5), (103, 200, 3), (99, 100, 0), (105.5, 105, 0)):
+        assert meter.snapshot(since, until).thread_s == thread_s
+    assert len(meter._threads_from) == 3
+
+
 def test_threads_that_add_at_once_lose_nothing():
     meter = Meter("decode", 8)
 

@@ -89,7 +89,11 @@ def test_scalars_are_flat_numbers_of_what_is_known():
     known = stats.scalars()
     assert known["gpuload/images_per_s"] == 32 and known["gpuload/errors"] == 3
     assert not any("gpu_util" in name or "wait" in name or "first" in name for name in known)
-    stages = (StageStats("fetch", 2, busy_s=3.0, queue=1.5), DECODE, StageStats("finish", busy_s=2.0))
+    stages = (
+        StageStats("fetch", 2, busy_s=3.0, thread_s=4.0, queue=1.5),
+        replace(DECODE, thread_s=16.0),
+        StageStats("finish", busy_s=2.0),
+    )
     more = replace(stats, stages=stages, wait_s=Quantiles(1, 2, 3, 4), gpu_utilisation=0.5).scalars(prefix="")
     assert (more["fetch/busy"], more["fetch/queue"], more["decode/p99_s"]) == (0.75, 1.5, 0.012)
     assert more["decode/busy"] == pytest.approx((5.12 + 2.0) / (8 * 2.0))  # its threads finish, too

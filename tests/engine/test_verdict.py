@@ -67,6 +67,7 @@ def simulate(p: Pipeline) -> Stats:
         StageStats("decode", p.decode_threads, images, busy_s, tasks=p.batches, cpu_s=p.decode_cpu * busy_s),
         StageStats("finish"),
     )
+    stages = tuple(replace(stage, thread_s=stage.threads * elapsed_s) for stage in stages)
     return Stats(
         path="accelerated",
         elapsed_s=elapsed_s,
@@ -95,6 +96,7 @@ def simulate(p: Pipeline) -> Stats:
         (Pipeline(fetch_s=0.1, depth=16), "fetch", {"fetch_s": 1e-6}),
         (Pipeline(fetch_s=0.03, depth=16, step_s=0.006), "fetch", {"fetch_s": 1e-6}),
         (Pipeline(step_s=0.012, decode_threads=6, slow_every=30, depth=3), "depth", {"depth": 40}),
+        (Pipeline(step_s=0.009, slow_every=30, depth=3), "depth", {"depth": 40}),
         (Pipeline(step_s=0.001, decode_cpu=0.2), "lock", None),
     ],
 )
@@ -171,7 +173,8 @@ def test_without_threads_and_on_torchs_path_the_step_is_what_could_be_reached():
 
 
 def test_where_nothing_is_busy_nothing_is_blamed():
-    stats = replace(simulate(Pipeline(step_s=0.004)), stages=(StageStats("fetch", 2), StageStats("decode", 2)))
+    stages = (StageStats("fetch", 2, empty=0.9), StageStats("decode", 2))
+    stats = replace(simulate(Pipeline(step_s=0.004)), stages=stages)
     assert judge(replace(stats, cpu_s=0.1)).limit == "unclear"
     assert judge(replace(stats, cpu_s=8 * stats.elapsed_s)).limit == "cpu"
 

@@ -30,9 +30,9 @@ STATS = Stats(
     cpu_s=18.0,
     cpus=4,
     stages=(
-        StageStats("fetch", 2, 5000, 5.0, 14.0, 10**8, 100, 1.0, 0.05, 0.06, 0.07, 3.0, 0.1),
-        StageStats("decode", 2, 5000, 19.0, 1.0, 10**8, 600, 18.0, 0.005, 0.006, 0.01, 13.2, 0.1),
-        StageStats("finish", 0, 5000, 0.2, 0.0, 0, 100, 0.2, 0.002, 0.002, 0.003),
+        StageStats("fetch", 2, 5000, 5.0, 14.0, 10**8, 100, 1.0, 20.0, 0.05, 0.06, 0.07, 3.0, 0.1),
+        StageStats("decode", 2, 5000, 19.0, 1.0, 10**8, 600, 18.0, 20.0, 0.005, 0.006, 0.01, 13.2, 0.1),
+        StageStats("finish", 0, 5000, 0.2, 0.0, 0, 100, 0.2, 0.0, 0.002, 0.002, 0.003),
     ),
 )
 
@@ -143,7 +143,7 @@ def test_the_view_says_what_the_snapshot_says():
 
 def test_bars_are_of_the_last_seconds():
     run = Run(Screen())
-    stages = (replace(STATS.stages[0], busy_s=5.0 + 0.8), *STATS.stages[1:])
+    stages = (replace(STATS.stages[0], busy_s=5.0 + 0.8, thread_s=22.0), *STATS.stages[1:])
     run.draw()
     run.draw(stages=stages, consumer_wait_s=3.1 + 0.25)  # in one second 2 threads were busy for 0.8 of their 2
     shown = run.screen.text()
