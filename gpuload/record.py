@@ -92,7 +92,9 @@ class EpochRecord:
             watching.callback(self.stats())
 
     def ended(self) -> None:
-        """The epoch is over; no batch follows. Consumer's thread."""
+        """The epoch is over; no batch follows. Consumer's thread; idempotent, as next() may be called again."""
+        if self.consumer.over:
+            return
         self.consumer.over = True
         self.closed()
         if self.trace is not None:

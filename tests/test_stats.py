@@ -16,7 +16,10 @@ import torch
 from torch.utils.data import DataLoader as TorchDataLoader
 
 import gpuload
+from gpuload import record
 from gpuload.core.errors import ConfigError, SampleError
+from gpuload.engine import meters
+from gpuload.engine.badsamples import BadSamples
 from tests.engine.fakes import eventually, exit_code
 from tests.engine.samples import (
     COUNT,
@@ -122,7 +125,8 @@ def test_queues_are_told_over_time():
     gate.set()
     assert eventually(lambda: loader.stats().ready == 3)
     began = loader.stats()
-    assert eventually(lambda: loader.stats().blocked > began.blocked and loader.stats().stage("decode").empty > 0)
+    assert eventually(lambda: loader.stats().blocked > began.blocked)
+    assert eventually(lambda: loader.stats().stage("decode").empty > began.stage("decode").empty)
     assert loader.stats().ready_mean > 0 and loader.stats().ready_empty < 1
     for _ in iterator:
         pass
@@ -140,12 +144,33 @@ def test_whoever_wants_to_be_told_is_told_in_the_consumers_thread(folder: Path, 
     loader.on_stats(lambda stats: told.append((stats.epoch, stats.batches, threading.current_thread())))
     loader.on_stats(lambda stats: often.append(stats.batches), every_s=1e-9)
     for epoch in range(2):
-        assert len(list(loader)) == 8
-        assert told == [(number, 8, threading.current_thread()) for number in range(epoch + 1)]  # at its end
+        iterator = iter(loader)
+        assert len(list(iterator)) == 8
+        assert list(iterator) == []  # it ends once, however often it is asked
+        assert told == [(number, 8, threading.current_thread()) for number in range(epoch + 1)]
     assert often == [*range(1, 9), 8] * 2
     for callback, every_s in ((None, 10.0), (print, 0), (print, -1.0), (print, math.nan)):
         with pytest.raises(ConfigError):
             loader.on_stats(callback, every_s)  # type: ignore[arg-type]
+
+
+def test_the_time_that_callbacks_take_is_no_step_of_the_users(monkeypatch: pytest.MonkeyPatch):
+    now = [0.0]
+    for module in (meters, record):
+        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
+
+    def callback(stats: Any) -> None:
+        now[0] += 100
+
+    epoch = record.EpochRecord(BadSamples(), torch.device("cpu"), watchers=[record.Watcher(callback, 5.0, told_at=0.0)])
+    for _ in range(4):
+        asked_at = now[0]
+        now[0] += 4
+        epoch.received(asked_at, 1)
+        now[0] += 2
+    stats = epoch.stats()
+    assert stats.step_s is not None and stats.step_s.most == 2 and stats.consumer_wait_s == 16
+    assert stats.elapsed_s == 16 + 3 * 2 + 100 * 3  # told at 10 s, and whenever 5 s had passed
 
 
 def test_what_a_callback_raises_is_the_users(folder: Path):

@@ -95,6 +95,7 @@ class Engine:
         """From now on the threads wait for this epoch."""
         for pool, meter in zip(self._pools, work.meters.all(), strict=False):
             pool.measure(meter)
+            meter.threads = pool.size  # it may have been made before they were changed
 
     @property
     def forked(self) -> bool:

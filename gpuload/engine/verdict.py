@@ -16,7 +16,7 @@ from gpuload.engine.stats import Stats, milliseconds
 LEAST_BATCHES, LEAST_S = 5, 0.1
 """Before that many batches after the first, and that long, chance says more than the figures."""
 
-NOT_STARVED = 0.02
+NOT_STARVED = 0.03
 BUSY = 0.85
 """A stage is the bottleneck from here on: scheduling and hand-overs keep a saturated one below 100%."""
 
@@ -116,7 +116,7 @@ def _gain(stats: Stats, *bounds: float) -> float | None:
 
 
 def _up_to(gain: float | None) -> str:
-    return "more" if gain is None else f"up to {gain:.1f}x"
+    return "more" if gain is None else f"up to {gain:.{2 if gain < 1.1 else 1}f}x"
 
 
 def _evidence(stats: Stats) -> tuple[str, ...]:
@@ -227,7 +227,7 @@ def _too_few(stats: Stats) -> Verdict:
     let_in = f"batches wait to be let in {percent(1 - stats.stage('fetch').empty)} of the time"
     sentence = f"depth limits: no stage is busy ({busy}), {let_in}"
     if stats.blocked >= NOT_STARVED:
-        sentence += f", and {percent(stats.blocked)} of it all stand finished"
+        sentence += f", and {percent(stats.blocked)} of it all that were let in stand finished"
     return Verdict("depth", sentence, _evidence(stats), f"a larger prefetch_factor would give {_up_to(gain)}", gain)
 
 

@@ -90,7 +90,7 @@ class _Writer:
                 dur=round(1e6 * (event.ended_s - event.began_s), 3),
                 args=_args(event),
             )
-        if full and not self._ended:
+        if full:
             text = f"the trace is full: after {self._events.most} events nothing was noted"
             ends = (event.at_s if isinstance(event, Lengths) else event.ended_s for event in found)
             yield self._event("i", text, max(ends, default=self._origin_s), s="g")
