@@ -1,9 +1,11 @@
 """How much faster is gpuload than torch's DataLoader and than DALI's own pipeline, on ImageNet-like photographs?
 
-Command:  python -m bench.loaders [DATA] [--threads 2] [--rounds 7]
-          DATA: a folder of JPEGs, of class folders or of tar shards; $GPULOAD_DATA/photos where not given.
+Command:  python -m bench.loaders [DATA] [--threads 2] [--rounds 7] [options of `gpuload bench`]
+          DATA: a folder of JPEGs, of class folders or of tar shards; $GPULOAD_DATA/photos where not given. All peers,
+          as docs/benchmarks.md shows them: --against torch-v2,dali,webdataset,streaming --cache cold --model tiny
 Machine:  stands in every line of bench/results/loaders.jsonl, with versions and commit.
-Result:   the lines; the last run's ratios are held against the bounds below, and a missed one ends with code 1.
+Result:   the lines, of which `python -m bench.tables` makes the page's tables; the last run's ratios are held against
+          the bounds below, and a missed one ends with code 1.
 Explanation: docs/benchmarks.md, losing results included.
 
 The figures come from `gpuload bench`, which users run too: each loader in its own process, rounds interleaved,
@@ -54,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--threads", default="2")
     parser.add_argument("--rounds", default="7")
     parser.add_argument("--no-record", action="store_true", help="leave bench/results as it is")
-    asked = parser.parse_args(argv)
+    asked, others = parser.parse_known_args(argv)
     data = asked.data or os.path.join(os.environ.get("GPULOAD_DATA", ""), "photos")
     if not os.path.exists(data):
         sys.stderr.write(f"bench: no data at {data!r}: give a folder, or set GPULOAD_DATA to one that holds photos/\n")
@@ -62,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "lines.jsonl"
         command = [sys.executable, "-m", "gpuload", "bench", data, "--json", str(out)]
-        done = subprocess.run([*command, "--threads", asked.threads, "--rounds", asked.rounds], check=False)
+        done = subprocess.run([*command, "--threads", asked.threads, "--rounds", asked.rounds, *others], check=False)
         if done.returncode:
             return done.returncode
         text = out.read_text()

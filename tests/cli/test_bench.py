@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 import tarfile
+import tempfile
 from html.parser import HTMLParser
 from io import BytesIO
 from pathlib import Path
@@ -16,6 +17,7 @@ from torchvision.datasets import ImageFolder
 from typer.testing import CliRunner
 
 from gpuload.cli.bench import measure, subjects
+from gpuload.cli.bench.command import check_writable
 from gpuload.cli.bench.data import ClassFolders, FlatFolder, TarShards, look_at, pil_rgb
 from gpuload.cli.bench.measure import Epoch
 from gpuload.cli.bench.process import LoaderProcess, LoaderProcessError, tree_bytes
@@ -69,6 +71,21 @@ def bursts(workers: int, batches: int, period_s: float = 1.0) -> Epoch:
 def test_rate_of_loaders_that_deliver_in_bursts_is_their_true_rate(workers):
     epoch = bursts(workers, 8 * workers)
     assert measure.images_per_s(epoch, workers=workers) == pytest.approx(10 * workers)
+
+
+def test_the_p99_wait_is_the_longest_but_a_hundredth_after_the_warm_up():
+    waits_s = [50.0] * 4 + [float(i) for i in range(200)]
+    arrivals_s = [float(i) for i in range(204)]
+    epoch = Epoch(0.0, arrivals_s, waits_s, [4] * 204, 204.0)
+    assert measure.wait_p99_s(epoch, workers=2) == 197.0  # 198 of 200 waits are 0 to 197
+    few = Epoch(0.0, arrivals_s[:14], [9.0] * 4 + [0.1] * 9 + [0.7], [4] * 14, 14.0)
+    assert measure.wait_p99_s(few, workers=2) == 0.7
+
+
+def test_a_cold_rate_counts_until_every_sample_may_have_come_once():
+    epoch = Epoch(10.0, [12.0, 13.0, 14.0, 14.1], [2.0, 1.0, 1.0, 0.1], [10] * 4, 14.1)
+    assert measure.first_pass_images_per_s(epoch, samples=25) == pytest.approx(30 / 4.0)
+    assert measure.first_pass_images_per_s(epoch, samples=1000) == pytest.approx(40 / 4.1)
 
 
 def test_first_batch_and_epoch_boundary():
@@ -159,6 +176,7 @@ def test_tar_shards_are_read_with_the_labels_beside_the_images(shard):
 
 def test_rows_are_chosen_by_peers_and_decoders():
     assert subjects.chosen(["dali"], ["pillow", "auto"]) == ["torch", "gpuload-pillow", "dali", "gpuload"]
+    assert subjects.chosen(["torchvision-v2", "streaming"], []) == ["torch", "torch-v2", "streaming"]
     with pytest.raises(ConfigError, match="--against ffcv: not known"):
         subjects.chosen(["ffcv"], [])
 
@@ -168,6 +186,8 @@ def test_without_dali_its_rows_say_what_to_install(monkeypatch):
     assert subjects.absent("dali") == "absent: pip install 'gpuload[dali]'"
     assert subjects.absent("gpuload-dali") == "absent: pip install 'gpuload[dali]'"
     assert subjects.absent("gpuload-pillow") == ""
+    monkeypatch.setitem(sys.modules, "webdataset", None)
+    assert subjects.absent("webdataset") == "absent: pip install webdataset"
 
 
 def test_pixels_that_are_off_or_labels_that_differ_are_not_timed():
@@ -261,6 +281,77 @@ def test_bench_on_nothing_ends_with_a_sentence_and_code_1(tmp_path):
     assert done.exit_code == 1
     assert "gpuload: no images found in" in done.output
     assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--html", "/nowhere/page.html"], "--html /nowhere/page.html: cannot be written: No such file or directory"),
+        (["--json", "."], "--json .: cannot be written: Is a directory"),
+        (["--model", "vit"], "--model vit: choose tiny or resnet18"),
+        (["--cache", "hot"], "--cache hot: choose warm or cold"),
+        (["--device", "cpu,tpu"], "--device tpu: choose cpu or cuda"),
+        (["--batch-size", "0"], "--batch-size 0: must be at least 1"),
+        (["--storage", "x"], "with --storage the data is what the URLs hold"),
+    ],
+)
+def test_bad_options_end_before_anything_runs(class_folder, options, sentence):
+    done = CliRunner().invoke(app, ["bench", str(class_folder), *options])
+    assert done.exit_code == 1
+    assert sentence in done.output
+    assert "Traceback" not in done.output
+
+
+def test_no_data_and_a_gpu_that_is_not_there_end_with_a_sentence(class_folder, monkeypatch):
+    done = CliRunner().invoke(app, ["bench"])
+    assert (done.exit_code, "no data given: gpuload bench FOLDER" in done.output) == (1, True)
+    monkeypatch.setattr("gpuload.cli.bench.command._has_gpu", lambda: False)
+    done = CliRunner().invoke(app, ["bench", str(class_folder), "--device", "cuda"])
+    assert (done.exit_code, "--device cpu,cuda measures the CPU and predicts the GPU" in done.output) == (1, True)
+
+
+def test_a_file_that_is_only_tried_is_not_left_behind_nor_changed(tmp_path):
+    new, old = tmp_path / "new.html", tmp_path / "old.html"
+    old.write_text("kept")
+    check_writable(("--html", new), ("--json", old), ("--json", None))
+    assert not new.exists()
+    assert old.read_text() == "kept"
+
+
+def test_data_smaller_than_a_batch_a_model_a_cold_cache_and_a_peer_that_fails_to_import(tmp_path, monkeypatch):
+    """All of it in one run, since each process takes seconds to start."""
+    few, scratch, broken = tmp_path / "few", tmp_path / "scratch", tmp_path / "broken" / "webdataset"
+    few.mkdir()
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    broken.mkdir(parents=True)
+    for i in range(3):
+        (few / f"{i}.jpg").write_bytes(jpeg(i, 300, 270))
+    (broken / "__init__.py").write_text("raise RuntimeError('built for another system')")
+    monkeypatch.setenv("PYTHONPATH", str(broken.parent))
+    monkeypatch.syspath_prepend(str(broken.parent))
+    monkeypatch.delitem(sys.modules, "webdataset", raising=False)
+    monkeypatch.setattr("gpuload.cli.bench.command.TRAINING_STEPS", 3)
+    monkeypatch.setattr("gpuload.cli.bench.command.RESIDENT_STEPS", 2)
+    lines_file = tmp_path / "lines.jsonl"
+    done = CliRunner().invoke(
+        app,
+        [
+            *("bench", str(few), "--against", "webdataset", "--decoder", "native", "--threads", "1", "--rounds", "1"),
+            *("--round-s", "0.1", "--step-ms", "1", "--batch-size", "8", "--model", "tiny", "--cache", "cold"),
+            *("--device", "cpu,cuda", "--json", str(lines_file), "--html", str(tmp_path / "page.html")),
+        ],
+    )
+    assert done.exit_code == 0, done.output
+    lines = {(line["loader"], line["device"]): line for line in map(json.loads, lines_file.read_text().splitlines())}
+    assert "built for another system" in lines["webdataset", "cpu"]["not_timed"]
+    for name in ("torch", "gpuload-native"):
+        line = lines[name, "cpu"]
+        assert line["parameters"]["samples"] == 3 and line["not_timed"] is None
+        assert line["cold_images_per_s"] > 0 and line["wait_p99_s"] > 0
+        assert line["training"]["steps"] == 3 and line["training"]["step_inflation"] > 0
+    assert "CPU against GPU preprocessing" in done.output
+    assert list(scratch.iterdir()) == []
 
 
 def test_gpu_check_without_a_gpu_says_so_and_ends_with_code_2():

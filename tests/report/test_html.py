@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import shutil
-import subprocess
+import re
 from html.parser import HTMLParser
-from xml.etree import ElementTree
 
 import pytest
 
 from gpuload.report import html
 
 VOID = {"meta", "link", "br"}
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+UGLY = """<b>"quoted" & 'single'</b></script><img src=x onerror=alert(1)>"""
 
 
 class Strict(HTMLParser):
@@ -48,84 +46,16 @@ def parsed(text: str) -> Strict:
     return parser
 
 
-def svg(text: str) -> ElementTree.Element:
-    return ElementTree.fromstring(text[text.index("<svg") :])
-
-
-BARS = html.bars(
-    "images/s", [html.Bar("torch", 558.0, 540.0, 580.0), html.Bar("gpuload", 1116.0, 1100.0, 1160.0, ours=True)]
-)
-CURVES = html.curves(
-    "seconds",
-    "loss",
-    [html.Curve("torch", [0.0, 2.0, 4.0], [2.0, 1.0, 0.5]), html.Curve("gpuload", [0.0, 1.0], [2.0, 0.5], ours=True)],
-)
-WAITS = html.waiting(
-    "seconds", [html.Waits("torch", [0.1, 0.3], [0.2, 0.4]), html.Waits("gpuload", [0.0, 0.0], [0.2, 0.4], ours=True)]
-)
-
-
-def test_bars_are_as_long_as_their_values():
-    rects = svg(BARS).findall("rect")
-    assert [rect.get("width") for rect in rects] == ["48.10%", "96.21%"]  # of the highest value of all ranges, 1160
-    assert [rect.get("class") for rect in rects] == ["other", "ours"]
-    ranges = svg(BARS).findall("line")
-    assert [(line.get("x1"), line.get("x2")) for line in ranges] == [("46.55%", "50.00%"), ("94.83%", "100.00%")]
-    assert "1116 images/s (1100 to 1160)" in "".join(svg(BARS).itertext())
-
-
-def test_bars_of_nothing_or_of_zeros_are_still_a_drawing():
-    assert svg(html.bars("s", [])).findall("rect") == []
-    assert svg(html.bars("s", [html.Bar("a", 0.0)])).find("rect").get("width") == "0.00%"
-
-
-def test_curves_lie_where_their_values_are():
-    drawing = svg(CURVES)
-    nested = drawing.find("svg")
-    points = [line.get("points").split() for line in nested.findall("polyline")]
-    assert points == [["0.0,0.0", "500.0,500.0", "1000.0,750.0"], ["0.0,0.0", "250.0,750.0"]]  # x to 4, y to 2
-    words = "".join(drawing.itertext())
-    assert "2 loss" in words
-    assert "seconds" in words
-    assert words.count("gpuload") == 1
-
-
-def test_names_of_curves_that_end_together_do_not_collide():
-    ends = [text for text in svg(CURVES).findall("text") if "halo" in (text.get("class") or "")]
-    first, second = (float(text.get("y") or "nan") for text in ends)
-    assert abs(first - second) >= 16
-
-
-def test_waiting_draws_waits_and_steps_end_to_end():
-    first, second = svg(WAITS).findall("svg")
-    boxes = [(rect.get("class"), float(rect.get("x")), float(rect.get("width"))) for rect in first.findall("rect")]
-    assert boxes == [("wait", 0.0, 0.1), ("work", 0.1, 0.2), ("wait", 0.3, 0.3), ("work", 0.6, 0.4)]
-    assert first.get("viewBox") == second.get("viewBox") == "0 0 1.0000 1"  # one time axis for both
-    assert "waits 40.0% of 1.0 s" in "".join(svg(WAITS).itertext())
-    assert "waits 0.0% of 0.6 s" in "".join(svg(WAITS).itertext())
-
-
-@pytest.mark.parametrize("top", [0.003, 0.7, 1.0, 3.0, 7.3, 10.0, 44.9, 100.0, 12345.0])
-def test_ticks_are_few_even_and_reach_the_top(top):
-    ticks = html._ticks(top)
-    assert 3 <= len(ticks) <= 7
-    assert ticks[0] == 0
-    assert ticks[-2] < top <= ticks[-1] * (1 + 1e-9)
-    steps = [b - a for a, b in zip(ticks, ticks[1:], strict=False)]
-    assert max(steps) - min(steps) < 1e-6 * ticks[-1]
-
-
-@pytest.mark.parametrize("top", [0.0, float("nan"), float("inf")])
-def test_ticks_of_nonsense_are_zero_to_one(top):
-    assert html._ticks(top) == [0.0, 1.0]
-
-
 def a_page() -> str:
+    bars = html.bars("images/s", [html.Bar("torch", 558.0, 540.0, 580.0), html.Bar("gpuload", 1116.0, ours=True)])
+    curve = html.Curve("torch", [0.0, 2.0, 4.0], [2.0, 1.0, 0.5])
+    waits = [html.Waits("torch", [0.1, 0.3], [0.2, 0.4]), html.Waits("gpuload", [0.0, 0.0], [0.2, 0.4], ours=True)]
     sections = [
-        html.Section("Rate & more", "a < b", BARS),
-        html.Section("Loss", "", CURVES),
-        html.Section("Waiting", "", WAITS),
+        html.Section("Rate & more", "a < b", bars),
+        html.Section("Loss", "", html.curves("seconds", "loss", [curve], marked=2.0)),
+        html.Section("Waiting", "", html.waiting("seconds", waits)),
         html.Section("Figures", "", html.table(html.Table(["loader", "x"], [["<torch>", "1"]], note="a note"))),
+        html.Section("Depth", "", html.grid("depth", "threads", [1, 2], [4], [[0.5, None]], "% starved")),
         html.Section("Plan", pre="1  read\n2  decode <jpeg>"),
     ]
     return html.page("A <title>", "lead & more", sections)
@@ -139,14 +69,34 @@ def test_page_is_well_formed_and_escapes_what_it_is_given():
     assert page.tags.count("svg") == 3 + 1 + 2
 
 
-def test_page_needs_nothing_from_outside_and_runs_no_script():
-    page = parsed(a_page())
-    assert not {"script", "iframe", "img", "object"} & set(page.tags)
+def test_no_name_can_become_markup():
+    bar, curve = html.Bar(UGLY, 1.0, 0.5, 2.0), html.Curve(UGLY, [0.0, 1.0], [1.0, 2.0])
+    drawn = (
+        html.bars(UGLY, [bar]) + html.curves(UGLY, UGLY, [curve], marked=1.0)
+        + html.waiting(UGLY, [html.Waits(UGLY, [1.0], [1.0])])
+        + html.table(html.Table([UGLY], [[UGLY]], note=UGLY))
+        + html.grid(UGLY, UGLY, [UGLY], [UGLY], [[1.0]], UGLY, marked=(0, 0))
+    )  # fmt: skip
+    page = parsed(html.page(UGLY, UGLY, [html.Section(UGLY, UGLY, drawn, UGLY)]))
+    assert not {"b", "img"} & set(page.tags)
+    assert page.tags.count("script") == 1
+    assert not [name for name, _ in page.attributes if name.startswith("on")]
+
+
+def test_page_needs_nothing_from_outside_and_may_not_fetch():
+    text = a_page()
+    page = parsed(text)
+    assert not {"iframe", "img", "object"} & set(page.tags)
     fetched = [value for name, value in page.attributes if name in ("src", "href")]
     assert fetched == ["data:,"]
-    assert "url(" not in a_page()
-    assert "@import" not in a_page()
-    assert not [name for name, _ in page.attributes if name.startswith("on")]
+    assert "url(" not in text
+    assert "@import" not in text
+    assert ("content", html.POLICY) in page.attributes
+
+
+def test_a_page_without_tables_has_no_script():
+    assert parsed(a_page()).tags.count("script") == 1
+    assert "script" not in parsed(html.page("t", "", [html.Section("a", "b")])).tags
 
 
 def test_page_is_made_for_phones_and_for_dark_rooms():
@@ -155,20 +105,25 @@ def test_page_is_made_for_phones_and_for_dark_rooms():
     assert "prefers-color-scheme:dark" in a_page()
 
 
-@pytest.mark.full
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: install the package chromium")
-@pytest.mark.parametrize("width", [360, 1200])
-def test_a_browser_lays_the_page_out_without_a_complaint(tmp_path, width):
-    page = tmp_path / "page.html"
-    probe = "<script>document.title = document.documentElement.scrollWidth + ' of ' + innerWidth</script></body>"
-    page.write_text(a_page().replace("</body>", probe), encoding="utf-8")
-    done = subprocess.run(
-        [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--v=0",
-         f"--user-data-dir={tmp_path}/profile", f"--window-size={width},900", "--dump-dom", page.as_uri()],
-        capture_output=True, text=True, timeout=60, check=True,
-    )  # fmt: skip
-    assert "CONSOLE" not in done.stderr
-    laid_out, _, window = done.stdout[done.stdout.index("<title>") + 7 : done.stdout.index("</title>")].partition(
-        " of "
+def test_a_heat_map_has_its_numbers_where_they_belong_and_more_heat_where_there_is_more():
+    text = html.grid(
+        "depth", "threads", [1, 2, 8], ["one", "two"], [[40.0, 20.0, 0.0], [10.0, None, 5.0]], "%", marked=(2, 1)
     )
-    assert int(laid_out) <= int(window)
+    rows = [re.findall(r"<t[hd][^>]*>[^<]*", row) for row in text.split("<tr>")[1:]]
+    assert [[cell.partition(">")[2] for cell in row] for row in rows] == [
+        ["", "1", "2", "8"],
+        ["one", "40.0", "20.0", "0.0"],
+        ["two", "10.0", "", "5.0"],
+    ]
+    heat = {m[1]: float(m[0]) for m in re.findall(r"rgba\(var\(--heat\),([\d.]+)\)\">([\d.]+)", text)}
+    assert heat == {"40.0": 0.8, "20.0": 0.4, "10.0": 0.2, "5.0": 0.1, "0.0": 0.0}
+    assert re.findall(r'<td class="marked"[^>]*>([^<]*)', text) == ["5.0"]
+    assert 'title="depth 8, threads two: 5.0 %"' in text
+    assert 'title="depth 2, threads two: not known"' in text
+
+
+@pytest.mark.parametrize("cells", [[[3.0, 3.0]], [[None, float("nan")]], []])
+def test_a_heat_map_without_differences_is_still_a_table(cells):
+    text = html.grid("x", "y", [1, 2], ["a"][: len(cells)], cells, "ms")
+    assert parsed(text).tags.count("td") == 2 * len(cells)
+    assert "nan" not in text

@@ -42,13 +42,13 @@ class DaliLoader:
             if setting.data.kind == "tar":
                 encoded, labels = fn.readers.webdataset(
                     paths=list(setting.data.shards), ext=["jpg;jpeg;png", "cls"], random_shuffle=shuffle, name="reader",
-                    missing_component_behavior="empty",
+                    missing_component_behavior="empty", dont_use_mmap=setting.cold,
                 )  # fmt: skip
                 labels = fn.pad(labels, fill_value=ord(" "))
             else:
                 encoded, labels = fn.readers.file(
                     files=[data.paths[i] for i in indices], labels=[data.labels[i] for i in indices],
-                    random_shuffle=shuffle, name="reader",
+                    random_shuffle=shuffle, name="reader", dont_use_mmap=setting.cold,
                 )  # fmt: skip
             decoder: dict[str, Any] = {
                 "device": "mixed" if gpu else "cpu",

@@ -154,3 +154,15 @@ def read_plainly(data: DataKind, transform: Callable[[Any], Any], load: Callable
     if data.kind == "tar":
         return TarShards(data.shards, transform, load)
     return (FlatFolder if data.kind == "flat" else ClassFolders)(data.where, transform, load)
+
+
+def plain_bytes(data: DataKind) -> Any:
+    """The same, its samples (encoded bytes, label): what is packed for peers that read only their own format."""
+    return read_plainly(data, lambda data: data, lambda data: data)
+
+
+def files_of(data: DataKind, indices: Sequence[int]) -> list[str]:
+    """The files that hold these samples, each once."""
+    plain = plain_bytes(data)
+    paths = (plain.members[i].shard if data.kind == "tar" else plain.paths[i] for i in indices)
+    return list(dict.fromkeys(paths))

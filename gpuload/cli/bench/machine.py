@@ -18,6 +18,8 @@ VERSIONED = {
     "pillow": "pillow",
     "numba": "numba",
     "dali": "nvidia-dali-cuda120",
+    "webdataset": "webdataset",
+    "streaming": "mosaicml-streaming",
 }
 """What a line calls it -> its distribution. DALI's is named after a CUDA version: see `versions`."""
 

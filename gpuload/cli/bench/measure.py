@@ -5,6 +5,8 @@ Owns what each figure means. Who ran what when is `worker.py`'s and `run.py`'s.
 
 from __future__ import annotations
 
+import itertools
+import math
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -63,6 +65,19 @@ def starved(epoch: Epoch, *, workers: int) -> float:
     opened = _warm_up(epoch, 2 * workers)
     span_s = epoch.ended_s - epoch.arrivals_s[opened]
     return sum(epoch.waits_s[opened + 1 :]) / span_s
+
+
+def wait_p99_s(epoch: Epoch, *, workers: int) -> float:
+    """The wait that 99 of 100 batches stay below, without the first 2 x `workers`; the longest of fewer than 100."""
+    waits_s = sorted(epoch.waits_s[_warm_up(epoch, 2 * workers) + 1 :])
+    return waits_s[max(0, math.ceil(0.99 * len(waits_s)) - 1)]
+
+
+def first_pass_images_per_s(epoch: Epoch, *, samples: int) -> float:
+    """From before `iter()` until every sample may have come once: what later passes read lies in the page cache."""
+    counted = list(itertools.accumulate(epoch.images))
+    last = next((i for i, images in enumerate(counted) if images >= samples), len(counted) - 1)
+    return counted[last] / (epoch.arrivals_s[last] - epoch.started_s)
 
 
 def boundary_s(before: Epoch, after: Epoch) -> float:

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +38,7 @@ class LoaderProcess:
 
     def __init__(self, name: str, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
-        self.peak_bytes = 0
+        self.peak_bytes = self.peak_device_bytes = 0
         self._log = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115 - lives as long as the process
         root = str(Path(gpuload.__file__).resolve().parents[1])
         path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
@@ -60,11 +61,11 @@ class LoaderProcess:
         deadline_s = time.monotonic() + timeout_s
         while not select.select([self._child.stdout], [], [], SAMPLE_S)[0]:
             if watch:
-                self.peak_bytes = max(self.peak_bytes, tree_bytes(self._child.pid))
+                self._look_at_memory()
             if time.monotonic() > deadline_s:
                 raise self._failure(what, f"no answer within {timeout_s:.0f} s")
         if watch:  # a command shorter than SAMPLE_S was not looked at yet
-            self.peak_bytes = max(self.peak_bytes, tree_bytes(self._child.pid))
+            self._look_at_memory()
         line = self._child.stdout.readline()
         if not line:
             raise self._failure(what, "its process has ended")
@@ -72,6 +73,11 @@ class LoaderProcess:
         if "error" in answer:
             raise LoaderProcessError(f"{self.name}: {answer['error']}")
         return answer
+
+    def _look_at_memory(self) -> None:
+        pids = [process.pid for process in _tree(self._child.pid)]
+        self.peak_bytes = max(self.peak_bytes, tree_bytes(self._child.pid))
+        self.peak_device_bytes = max(self.peak_device_bytes, device_bytes(pids))
 
     def _failure(self, what: str, problem: str) -> LoaderProcessError:
         self._log.seek(0)
@@ -109,6 +115,34 @@ def tree_bytes(pid: int) -> int:
         found = re.search(r"^Pss:\s+(\d+) kB", rollup, re.MULTILINE)
         total += 1024 * int(found.group(1)) if found else 0
     return total
+
+
+def device_bytes(pids: Sequence[int]) -> int:
+    """GPU memory of these processes by NVML; 0 without it, and where it sees them under other numbers (containers)."""
+    nvml = _nvml()
+    if nvml is None:
+        return 0
+    total = 0
+    try:
+        for index in range(nvml.nvmlDeviceGetCount()):
+            for process in nvml.nvmlDeviceGetComputeRunningProcesses(nvml.nvmlDeviceGetHandleByIndex(index)):
+                total += (process.usedGpuMemory or 0) if process.pid in pids else 0
+    except nvml.NVMLError:
+        return 0
+    return total
+
+
+@cache
+def _nvml() -> Any:
+    try:
+        import pynvml
+    except ImportError:  # comes with the extras for CUDA; without it torch's own figure stands in the table
+        return None
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return None
+    return pynvml
 
 
 def _tree(pid: int) -> list[Any]:

@@ -6,9 +6,10 @@ draws or prints: `tell` is handed each sentence about what goes on.
 
 from __future__ import annotations
 
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from gpuload.cli.bench import measure, subjects
 from gpuload.cli.bench.measure import Epoch, Spread, spread
@@ -36,6 +37,8 @@ class Comparison:
     appetite: float = 1.3
     limit_s: float | None = None
     """Begin no further round once the rounds have taken this long: a slow machine gets fewer. None: all of them."""
+    cold: bool = False
+    """In each round, one more epoch after the files have left the page cache."""
     training: Mapping[str, object] | None = None
     """Train a model with each loader after the rounds; arguments of training.train. None: do not."""
 
@@ -54,6 +57,13 @@ class Row:
     stepped: Epoch | None = None
     """The last round's epoch under the timed step."""
     training: Training | None = None
+    not_trained: str = ""
+    """Why there is no training where one was asked for."""
+    packed_s: float = 0.0
+    """What a peer took to write the samples in its own format, before anything was timed."""
+    still_cached: float | None = None
+    """Share of the files looked at that were still in the page cache when a cold epoch began; None: not asked, or
+    nobody can tell."""
 
 
 @dataclass(frozen=True)
@@ -80,23 +90,30 @@ class _Entrant:
         self.rounds: list[dict[str, float]] = []
         self.stepped: Epoch | None = None
         self.training: Training | None = None
+        self.not_trained = ""
+        self.packed_s = 0.0
+        self.still_cached: float | None = None
 
     def row(self, per_round: Sequence[Mapping[str, float]]) -> Row:
         figures = {key: spread(each[key] for each in per_round) for key in (per_round[0] if per_round else ())}
         return Row(
-            self.name, self.reason, *self.pixels, self.cold_start_s, self.plan, figures, self.stepped, self.training
+            self.name, self.reason, *self.pixels, self.cold_start_s, self.plan, figures, self.stepped, self.training,
+            self.not_trained, self.packed_s, self.still_cached,
         )  # fmt: skip
 
 
 def compare(comparison: Comparison, tell: Callable[[str], None]) -> Outcome:
     """Runs it all. Raises GpuloadError where torch's own loader, the baseline, cannot be measured."""
     entrants = [_Entrant(name) for name in comparison.names]
-    try:
-        return _compare(comparison, entrants, tell)
-    finally:
-        for entrant in entrants:
-            if entrant.process is not None:
-                entrant.process.close()
+    with tempfile.TemporaryDirectory(prefix="gpuload-bench-", ignore_cleanup_errors=True) as scratch:
+        setting = replace(comparison.setting, scratch=scratch, cold=comparison.cold)
+        comparison = replace(comparison, setting=setting)
+        try:
+            return _compare(comparison, entrants, tell)
+        finally:
+            for entrant in entrants:
+                if entrant.process is not None:
+                    entrant.process.close()
 
 
 def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[str], None]) -> Outcome:
@@ -130,7 +147,8 @@ def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[s
     images = measure.round_images(rate, batch_size=setting.batch_size, workers=workers, round_s=comparison.round_s)
     for entrant in running:
         tell(f"{entrant.name}: warming up")
-        _ask(entrant, "build", images=images)
+        built = _ask(entrant, "build", images=images)
+        entrant.packed_s = built["packed_s"] if built is not None else 0.0
         warm = _ask(entrant, "warm_up")
         if entrant is base and warm is not None:  # what disturbs a loader only slows it: the faster pass is the truer
             rate = max(rate, measure.images_per_s(Epoch(**warm["epoch"]), workers=workers))
@@ -145,14 +163,16 @@ def _compare(comparison: Comparison, entrants: list[_Entrant], tell: Callable[[s
         tell(f"round {number + 1} of {comparison.rounds}: {', '.join(order)}")
         for name in order:
             answer = _ask(by_name[name], "round", watch=True, step_s=step_s)
-            if answer is not None:
-                by_name[name].rounds.append(_figures(answer, by_name[name], workers))
+            cold = _ask(by_name[name], "cold") if comparison.cold else None
+            if answer is not None and not by_name[name].reason:
+                figures = _figures(answer, by_name[name], workers) | (_cold(cold, samples) if cold else {})
+                by_name[name].rounds.append(figures)
                 by_name[name].stepped = Epoch(**answer["stepped"])
+                by_name[name].still_cached = cold["cached"] if cold else None
     if comparison.training is not None:
         for entrant in running:
             tell(f"training with {entrant.name}")
-            trained = _ask(entrant, "train", **comparison.training)
-            entrant.training = None if trained is None else Training(**trained)
+            _train(entrant, comparison.training)
     _require(base)
     return Outcome(comparison, samples, len(base.rounds), images, step_s, [_row(entrant, base) for entrant in entrants])
 
@@ -171,6 +191,16 @@ def _ask(entrant: _Entrant, what: str, **arguments: object) -> dict | None:
     except LoaderProcessError as error:
         entrant.reason = str(error).removeprefix(f"{entrant.name}: ")
         return None
+
+
+def _train(entrant: _Entrant, arguments: Mapping[str, object]) -> None:
+    """A loader that fails here keeps the figures that it has."""
+    if entrant.reason or entrant.process is None:
+        return
+    try:
+        entrant.training = Training(**entrant.process.ask("train", **arguments))  # type: ignore[arg-type]
+    except LoaderProcessError as error:
+        entrant.not_trained = str(error).removeprefix(f"{entrant.name}: ")
 
 
 def _pixels_wrong(entrant: _Entrant, check: Mapping[str, float]) -> str:
@@ -196,7 +226,17 @@ def _figures(answer: dict, entrant: _Entrant, workers: int) -> dict[str, float]:
         "epoch_boundary_s": measure.boundary_s(alone, stepped),
         "starved_pct": 100 * measure.starved(stepped, workers=workers),
         "cpu_s_per_1000": 1000 * answer["cpu_s"] / sum(alone.images),
+        "wait_p99_s": measure.wait_p99_s(stepped, workers=workers),
         "peak_rss_mb": entrant.process.peak_bytes / 1e6,
+        "peak_device_mb": (entrant.process.peak_device_bytes or answer["torch_device_bytes"]) / 1e6,
+    }
+
+
+def _cold(answer: dict, samples: int) -> dict[str, float]:
+    epoch = Epoch(**answer["epoch"])
+    return {
+        "cold_images_per_s": measure.first_pass_images_per_s(epoch, samples=samples),
+        "cold_first_batch_s": measure.first_batch_s(epoch),
     }
 
 

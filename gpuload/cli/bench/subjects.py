@@ -7,6 +7,7 @@ Owns names, what is needed to run each, and the construction; every one is what 
 from __future__ import annotations
 
 import importlib.util
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,12 +21,17 @@ STD = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Subject:
-    """One row of the table: what it is called, and what it is in one line."""
+    """One row of the table: what it is called, what it is in one line, and what it needs beside gpuload[bench]."""
 
     name: str
     what: str
-    needs_dali: bool = False
+    module: str = ""
+    """What must be importable."""
+    cure: str = ""
+    """What installs it."""
 
+
+DALI = "pip install 'gpuload[dali]'"
 
 SUBJECTS = {
     subject.name: subject
@@ -34,13 +40,25 @@ SUBJECTS = {
         Subject("torch-v2", "torch's DataLoader, torchvision.io.decode_image and v2 on tensors, worker processes"),
         Subject("gpuload-native", 'gpuload.DataLoader(decoder="native"), threads'),
         Subject("gpuload-pillow", 'gpuload.DataLoader(decoder="pillow"), threads'),
-        Subject("gpuload-dali", 'gpuload.DataLoader(decoder="dali"), threads', needs_dali=True),
+        Subject("gpuload-dali", 'gpuload.DataLoader(decoder="dali"), threads', "nvidia.dali", DALI),
         Subject("gpuload-fallback", "gpuload.DataLoader(accelerate=False): torch's path, worker processes"),
-        Subject("dali", "DALI's own pipeline, threads", needs_dali=True),
+        Subject("dali", "DALI's own pipeline, threads", "nvidia.dali", DALI),
+        Subject(
+            "webdataset", "WebDataset and its WebLoader, torchvision on Pillow, worker processes; its own tar shards",
+            "webdataset", "pip install webdataset",
+        ),
+        Subject(
+            "streaming", "MosaicML's StreamingDataset, torchvision on Pillow, worker processes; its own MDS shards",
+            "streaming", "pip install mosaicml-streaming",
+        ),
         Subject("gpuload", "gpuload.DataLoader with its defaults, threads"),
     )
-}
+}  # fmt: skip
 BASELINE = "torch"
+PEERS = ("torch", "torch-v2", "dali", "webdataset", "streaming")
+ALIASES = {"torchvision-v2": "torch-v2"}
+OWN_FORMAT = ("webdataset", "streaming")
+"""They read only what their own writers wrote: the samples are packed before anything is timed."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +75,17 @@ class Setting:
     """torch reads gpuload's ShardDataset too, so that the import is the only difference (the demo)."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """More arguments for gpuload's own DataLoader; the peers have none."""
+    cold: bool = False
+    """Files are about to leave the page cache, so nobody keeps them mapped: DALI does unless told otherwise."""
+    scratch: str = ""
+    """An existing folder for what a peer packs, removed by whoever made it."""
 
 
 def chosen(against: Sequence[str], decoders: Sequence[str]) -> list[str]:
     """Names of the rows for `--against` and `--decoder`, in the table's order; torch's own is always there."""
-    peers = {"torch", "torch-v2", "dali"}
+    against = [ALIASES.get(name, name) for name in against]
     ours = {"native", "pillow", "dali", "fallback", "auto"}
-    for option, given, known in (("--against", against, peers), ("--decoder", decoders, ours)):
+    for option, given, known in (("--against", against, {*PEERS, *ALIASES}), ("--decoder", decoders, ours)):
         for name in given:
             if name not in known:
                 raise ConfigError(f"{option} {name}: not known; choose from {', '.join(sorted(known))}")
@@ -73,13 +95,21 @@ def chosen(against: Sequence[str], decoders: Sequence[str]) -> list[str]:
 
 def absent(name: str) -> str:
     """Why this loader cannot run here, "" where it can."""
-    if not SUBJECTS[name].needs_dali:
+    subject = SUBJECTS[name]
+    if not subject.module:
         return ""
     try:
-        found = importlib.util.find_spec("nvidia.dali")
+        found = importlib.util.find_spec(subject.module)
     except ModuleNotFoundError:  # no package `nvidia` at all
         found = None
-    return "" if found else "absent: pip install 'gpuload[dali]'"
+    return "" if found else f"absent: {subject.cure}"
+
+
+def scratch_folder(setting: Setting, peer: str) -> str:
+    """A new folder for what `peer` packs. Raises ConfigError where the setting has no room for it."""
+    if not setting.scratch:
+        raise ConfigError(f"{peer} needs a folder to pack its shards into: Setting.scratch names none")
+    return tempfile.mkdtemp(prefix=f"{peer}-", dir=setting.scratch)
 
 
 def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int], shuffle: bool) -> Any:
@@ -88,6 +118,9 @@ def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int]
         from gpuload.cli.bench.dali_peer import DaliLoader
 
         return DaliLoader(setting, transform=transform, indices=indices, shuffle=shuffle)
+    if name in OWN_FORMAT:
+        peer = _own_format(name)(setting, transform=transform, indices=indices, shuffle=shuffle)
+        return OnDevice(peer) if setting.device == "cuda" else peer
     from torch.utils.data import Subset
 
     dataset = Subset(_dataset(name, setting, transform), list(indices))
@@ -111,6 +144,16 @@ def build(name: str, setting: Setting, *, transform: str, indices: Sequence[int]
         loader = GpuloadDataLoader(dataset, **shared, accelerate=False)
         return OnDevice(loader) if setting.device == "cuda" else loader
     return GpuloadDataLoader(dataset, **shared, decoder=decoder, accelerate="require")
+
+
+def _own_format(name: str) -> Any:
+    if name == "webdataset":
+        from gpuload.cli.bench.webdataset_peer import WebDatasetLoader
+
+        return WebDatasetLoader
+    from gpuload.cli.bench.streaming_peer import StreamingLoader
+
+    return StreamingLoader
 
 
 def labels(setting: Setting) -> list[int]:
@@ -175,6 +218,7 @@ class OnDevice:
 
     def __init__(self, loader: Any) -> None:
         self.loader = loader
+        self.packed_s, self.files = getattr(loader, "packed_s", 0.0), getattr(loader, "files", [])
 
     def __iter__(self) -> Iterator[Any]:
         for images, labels in self.loader:

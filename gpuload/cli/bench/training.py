@@ -5,6 +5,7 @@ Owns the models, the loop and its clock. The loader is handed in, so that both l
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ from typing import Any
 
 from gpuload.config import default_threads
 from gpuload.core.errors import ConfigError
+
+MODELS = ("tiny", "resnet18")
 
 
 @dataclass(frozen=True)
@@ -22,6 +25,18 @@ class Training:
     steps_s: Sequence[float]
     losses: Sequence[float]
     at_s: Sequence[float]
+    resident_steps_s: Sequence[float] = ()
+    """The same step on one batch of random numbers that lies in memory already, the loader at rest; () if not asked."""
+
+    @property
+    def inflation(self) -> float | None:
+        """How much longer a step is beside the loader than on resident data: 1 where the loader takes nothing from it.
+
+        By the means: what a loader puts between a step's kernels is part of it. None where it was not measured.
+        """
+        if not self.resident_steps_s or len(self.steps_s) < 2:
+            return None
+        return statistics.fmean(self.steps_s[1:]) / statistics.fmean(self.resident_steps_s)
 
     @property
     def waited(self) -> float:
@@ -30,21 +45,20 @@ class Training:
         return waits_s / (waits_s + steps_s) if waits_s + steps_s else 0.0
 
 
-def train(loader: Any, *, device: str, model: str, classes: int, steps: int, seed: int, limit_s: float) -> Training:
+def train(
+    loader: Any, *, device: str, model: str, classes: int, steps: int, seed: int, limit_s: float,
+    resident_steps: int = 0,
+) -> Training:  # fmt: skip
     """Trains from scratch for `steps` steps over as many epochs as that takes, or until `limit_s` have passed.
 
     Same seed, same initial weights. On CUDA the forward pass runs under autocast (float16 with a gradient scaler).
+    resident_steps: how many steps on resident data are timed afterwards.
     """
     import torch
 
-    torch.manual_seed(seed)
     if device == "cpu":  # half of the cores for the network: its idle threads spin, and the loader needs the others
         torch.set_num_threads(max(1, default_threads() // 2))
-    network = {"tiny": _tiny, "resnet18": _resnet18}[model](classes).to(device)
-    optimiser = torch.optim.AdamW(network.parameters(), lr=3e-3 if model == "tiny" else 1e-3)
-    criterion = torch.nn.CrossEntropyLoss()
-    amp = device == "cuda"
-    scaler = torch.amp.GradScaler(device, enabled=amp)
+    step = _Step(device, model, classes, seed)
     waits_s: list[float] = []
     steps_s: list[float] = []
     losses: list[float] = []
@@ -61,20 +75,52 @@ def train(loader: Any, *, device: str, model: str, classes: int, steps: int, see
                 break
             images, labels = batch
             got_s = clock()
-            with torch.autocast(device, enabled=amp):
-                loss = criterion(network(images), labels)
-            optimiser.zero_grad(set_to_none=True)
-            scaler.scale(loss).backward()
-            scaler.step(optimiser)
-            scaler.update()
-            losses.append(loss.item())  # waits for the GPU: the step's time is the step's
+            losses.append(step(images, labels.long()))
             done_s = clock()
             waits_s.append(got_s - asked_s)
             steps_s.append(done_s - got_s)
             at_s.append(done_s - started_s)
+        del iterator
         if len(losses) == before:
             raise ConfigError("the loader gave no batch to train on; is the data set smaller than one batch?")
-    return Training(waits_s, steps_s, losses, at_s)
+    resident_s = _resident_steps_s(step, images, labels.long(), resident_steps) if resident_steps else ()
+    return Training(waits_s, steps_s, losses, at_s, resident_s)
+
+
+class _Step:
+    """Forward, backward and the optimiser's step of a new network; returns the loss, so the GPU has done it all."""
+
+    def __init__(self, device: str, model: str, classes: int, seed: int) -> None:
+        import torch
+
+        torch.manual_seed(seed)
+        self.network = {"tiny": _tiny, "resnet18": _resnet18}[model](classes).to(device)
+        self.optimiser = torch.optim.AdamW(self.network.parameters(), lr=3e-3 if model == "tiny" else 1e-3)
+        self.criterion = torch.nn.CrossEntropyLoss()
+        self.scaler = torch.amp.GradScaler(device, enabled=device == "cuda")
+        self.autocast = torch.autocast(device, enabled=device == "cuda")
+
+    def __call__(self, images: Any, labels: Any) -> float:
+        with self.autocast:
+            loss = self.criterion(self.network(images), labels)
+        self.optimiser.zero_grad(set_to_none=True)
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return float(loss.item())
+
+
+def _resident_steps_s(step: _Step, images: Any, labels: Any, count: int) -> list[float]:
+    """Seconds of `count` steps on random numbers of a batch's shape, the first two left out: what was ahead settles."""
+    import torch
+
+    noise = torch.randn_like(images)
+    steps_s = []
+    for _ in range(count + 2):
+        began_s = time.perf_counter()
+        step(noise, labels)
+        steps_s.append(time.perf_counter() - began_s)
+    return steps_s[2:]
 
 
 def _tiny(classes: int) -> Any:

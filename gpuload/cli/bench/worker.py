@@ -16,9 +16,10 @@ from dataclasses import asdict, replace
 from typing import Any, TextIO
 
 from gpuload.cli.bench import subjects
-from gpuload.cli.bench.data import DataKind, pil_rgb, read_plainly
+from gpuload.cli.bench.data import DataKind, files_of, pil_rgb, read_plainly
 from gpuload.cli.bench.gil import GilMeter
 from gpuload.cli.bench.measure import Epoch
+from gpuload.cli.bench.page_cache import evict
 
 
 class Worker:
@@ -39,18 +40,24 @@ class Worker:
         self.count, self.classes = len(labels), 1 + max(labels)
         self.build(images)
         epoch = self.run_epoch(0.0)
-        cold_start_s = time.time() - spawned_s - (epoch.ended_s - epoch.arrivals_s[0])
-        return {"images": self.count, "cold_start_s": cold_start_s, "epoch": asdict(epoch), "plan": self.plan()}
+        packed_s = getattr(self.loader, "packed_s", 0.0)
+        cold_start_s = time.time() - spawned_s - (epoch.ended_s - epoch.arrivals_s[0]) - packed_s
+        return {
+            "images": self.count, "classes": self.classes, "cold_start_s": cold_start_s, "epoch": asdict(epoch),
+            "plan": self.plan(),
+        }  # fmt: skip
 
     def build(self, images: int) -> dict[str, Any]:
         """The loader for rounds of `images` samples: all of them, as often as fits, in an order that all share."""
         import numpy as np
 
         shuffled = np.random.default_rng(self.setting.seed).permutation(self.count)
-        indices = np.resize(shuffled, images).tolist()
+        self.indices = np.resize(shuffled, images).tolist()
         self.loader = None  # the former one's processes end before new ones start
-        self.loader = subjects.build(self.name, self.setting, transform=self.transform, indices=indices, shuffle=True)
-        return {}
+        self.loader = subjects.build(
+            self.name, self.setting, transform=self.transform, indices=self.indices, shuffle=True
+        )
+        return {"packed_s": getattr(self.loader, "packed_s", 0.0)}
 
     def warm_up(self) -> dict[str, Any]:
         """One epoch of the loader alone: workers started, code compiled, files in the page cache."""
@@ -89,7 +96,22 @@ class Worker:
         alone = self.run_epoch(0.0)
         cpu_s = _cpu_s() - before_s
         stepped = self.run_epoch(step_s)
-        return {"alone": asdict(alone), "stepped": asdict(stepped), "cpu_s": cpu_s}
+        return {
+            "alone": asdict(alone), "stepped": asdict(stepped), "cpu_s": cpu_s,
+            "torch_device_bytes": _torch_device_bytes(self.setting.device),
+        }  # fmt: skip
+
+    def cold(self) -> dict[str, Any]:
+        """One epoch of the loader alone after its files left the page cache; `cached`: the share that stayed."""
+        files = getattr(self.loader, "files", None) or files_of(self.setting.data, self.indices)
+        cached = evict(files)
+        return {"epoch": asdict(self.run_epoch(0.0)), "cached": cached}
+
+    def storage(self, **arguments: Any) -> dict[str, Any]:
+        """Time to the first batch and to the others from a URL; arguments as storage_run.timed's."""
+        from gpuload.cli.bench.storage_run import timed
+
+        return asdict(timed(**arguments))
 
     def train(self, **arguments: Any) -> dict[str, Any]:
         """Trains a model on the loader's batches; arguments as training.train's."""
@@ -128,6 +150,15 @@ def _synchroniser(device: str) -> Any:
     import torch
 
     return lambda: torch.cuda.current_stream().synchronize()
+
+
+def _torch_device_bytes(device: str) -> int:
+    """The most that torch's allocator ever took of the GPU in this process."""
+    if device != "cuda":
+        return 0
+    import torch
+
+    return int(torch.cuda.max_memory_reserved())
 
 
 def _evaluated(image: Any, size: int) -> Any:
