@@ -26,7 +26,7 @@ demo: $(STAMP)-demo
 test: lint
 	$(RUN)/python -m pytest -m 'not full and not gpu'
 
-test-full: $(STAMP)-dev $(STAMP)-bench $(STAMP)-demo $(STAMP)-ptx $(STAMP)-frameworks chromium
+test-full: $(STAMP)-dev $(STAMP)-bench $(STAMP)-demo $(STAMP)-ptx $(STAMP)-frameworks $(STAMP)-peers chromium
 	$(RUN)/python -m pytest -m full
 
 fuzz: $(STAMP)-dev

@@ -18,6 +18,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NEWEST_CUDA = 13  # the newest CUDA major that an extra exists for; newer drivers run it too
+WITHOUT_DEPENDENCIES = {"peers": ["mosaicml-streaming>=0.10"]}
+"""What asks for older versions than gpuload's, NumPy's among them, and runs with these: what it imports is the extra's."""
+
 TORCH_FOR_CUDA = {12: "torch>=2.6,<2.11", 13: "torch>=2.11"}  # torch's builds on PyPI, by CUDA major
 
 
@@ -76,7 +79,9 @@ def main(extras: list[str]) -> int:
     # torch is named before the extra: pip then settles its version first, and the CUDA wheels around it.
     requirements = [*([choice.torch] if choice.torch else []), "-e", f"{ROOT}[{wanted}]"]
     quiet = [] if sys.stdout.isatty() else ["-qq"]  # a person sees several GB arrive, a log needs only errors
-    return subprocess.call([sys.executable, "-m", "pip", "install", *quiet, *requirements])
+    pip = [sys.executable, "-m", "pip", "install", *quiet]
+    alone = [package for extra in extras for package in WITHOUT_DEPENDENCIES.get(extra, [])]
+    return subprocess.call([*pip, *requirements]) or (subprocess.call([*pip, "--no-deps", *alone]) if alone else 0)
 
 
 if __name__ == "__main__":
