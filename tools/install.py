@@ -19,7 +19,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 NEWEST_CUDA = 13  # the newest CUDA major that an extra exists for; newer drivers run it too
 WITHOUT_DEPENDENCIES = {"peers": ["mosaicml-streaming>=0.10"]}
-"""What asks for older versions than gpuload's, NumPy's among them, and runs with these: what it imports is the extra's."""
+"""What asks for older versions than it needs, NumPy's among them: the extra names what it imports."""
 
 TORCH_FOR_CUDA = {12: "torch>=2.6,<2.11", 13: "torch>=2.11"}  # torch's builds on PyPI, by CUDA major
 
