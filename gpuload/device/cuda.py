@@ -274,8 +274,8 @@ class CudaDevice:
             yield
         except torch.OutOfMemoryError as error:
             raise DeviceMemoryError(
-                f"{self.name} has no room for the batch that is asked for, and no other is ready or in the making. Lower "
-                f"batch_size, max_device_bytes or what the model takes: {error}"
+                f"{self.name} has no room for the batch that is asked for, and no other is ready or in the making: "
+                f"lower batch_size, max_device_bytes or what the model takes: {error}"
             ) from error
         except RuntimeError as error:
             raise DeviceError(

@@ -22,6 +22,12 @@ USUAL_SPREAD = (0.8, 1.0, 1.2, 1.5, 2.0)
 """A stage's times in parts of their median where they were not measured: a local disk's, and a decoder's on photographs
 of many sizes."""
 
+CHANGED = 0.3
+"""A rate that is this much another is a change."""
+
+WAITS_MORE = 0.1
+"""So is this much more of the time spent waiting."""
+
 DRAWS = 200
 """Values that stand for a distribution."""
 
@@ -71,16 +77,11 @@ class Window:
     def starved(self) -> float:
         return sum(self.waits_s) / self.span_s
 
-    def unlike(self, other: Window, by: float) -> bool:
-        """Whether a stage's time an image, the step or the rate differs by more than this share."""
-        mine, theirs = self._figures(), other._figures()
-        return any(abs(one - two) > by * max(one, two) for one, two in zip(mine, theirs, strict=True))
-
-    def _figures(self) -> tuple[float, ...]:
-        costs = costs_of(self)
-        times_s = (float(np.mean(costs.fetch_s)), float(np.mean(costs.decode_s)), sum(self.steps_s) / len(self.steps_s))
-        longest_s = max(times_s)  # what takes next to nothing may change as it likes
-        return (*(time_s if time_s > 0.1 * longest_s else 0.0 for time_s in times_s), self.images_per_s)
+    def unlike(self, other: Window) -> bool:
+        """Whether the rate is another, beyond the batches' jitter, or more of the time is spent waiting."""
+        one, two = self.images_per_s, other.images_per_s
+        other_rate = abs(one - two) > (CHANGED + 2 * self.rate_error) * max(one, two)
+        return other_rate or self.starved > other.starved + WAITS_MORE
 
 
 def costs_of(window: Window) -> Costs:

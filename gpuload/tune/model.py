@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from gpuload.core.setting import Setting
-from gpuload.tune.depth import EMPTY_BOUND, RATE_BOUND, Pipeline, Point, least_depth, simulate
+from gpuload.tune.depth import BATCHES, EMPTY_BOUND, RATE_BOUND, Pipeline, Point, least_depth, simulate
 from gpuload.tune.limits import Limits
 
 SPARE = (1.15, 1.5, 2.0, 3.0)
@@ -27,6 +27,9 @@ makes all others wait, and one whose times vary much needs more."""
 
 FED = 0.02
 """A consumer that waits for less of the time does not show how fast its loader is."""
+
+COMPUTES = 0.8
+"""Share of its time for which decoding must have a core to need no more threads than there are cores."""
 
 MOST_OFF = 4.0
 """So many times slower, or faster, than the stages' times say may a loader be that is believed to be understood."""
@@ -126,11 +129,11 @@ def _prediction(costs: Costs, setting: Setting, limits: Limits, step_s: np.ndarr
     return Prediction(setting, costs.images * point.batches_per_s, point.empty, point.starved, bound)
 
 
-def choose(costs: Costs, limits: Limits, step_s: np.ndarray) -> Prediction:
+def choose(costs: Costs, limits: Limits, step_s: np.ndarray, *, batches: int = BATCHES) -> Prediction:
     """The smallest setting within `limits` that keeps the consumer fed, or else gives the most images.
 
     A rate is aimed at that the consumer, the cores and the most threads allow; then each stage gets the threads that
-    it takes, with SPARE, and the queue its least depth.
+    it takes, with SPARE, and the queue its least depth. batches: simulated for each depth that is tried.
     """
     aim = bounds(costs, limits.most, limits.cores, step_s)[0].batches_per_s
     cores = math.ceil(limits.cores)
@@ -146,17 +149,23 @@ def choose(costs: Costs, limits: Limits, step_s: np.ndarray) -> Prediction:
         setting = limits.clipped(Setting(threads(costs.fetch_s, spare), decode, limits.most.depth))
         if found and setting == replace(found[-1].setting, depth=limits.most.depth):
             break
-        point = least_depth(pipeline(costs, setting, limits.cores, step_s), limits.least.depth, limits.most.depth)
+        flow = pipeline(costs, setting, limits.cores, step_s)
+        point = least_depth(flow, limits.least.depth, limits.most.depth, batches=batches)
         found.append(_prediction(costs, replace(setting, depth=point.depth), limits, step_s, point))
         if suffices(found[-1]):
             break
     enough = max(one.images_per_s for one in found) * (1 - RATE_BOUND)
-    return next(one for one in found if one.images_per_s >= enough)
+    best = next(one for one in found if one.images_per_s >= enough)
+    if suffices(best):
+        return best
+    # where every stage runs all the time a batch more pays: threads end the task that they began, simulated ones don't
+    setting = limits.clipped(replace(best.setting, depth=best.setting.depth + 1))
+    return predict(costs, setting, limits, step_s)
 
 
 def _waiting(costs: Costs, threads: int) -> int:
     """So many decode threads where they wait for something; 0 where they compute, as more than cores don't help."""
-    waits = costs.decode_cpu_s < 0.5 * float(np.mean(costs.decode_s))
+    waits = costs.decode_cpu_s < COMPUTES * float(np.mean(costs.decode_s))
     return threads if waits else 0
 
 

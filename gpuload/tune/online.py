@@ -6,7 +6,7 @@ it does once a window. Rules (tests/tune/test_online.py):
 1. A trial is judged by the rate of a whole window, after the batches that were let in before it have gone; of up to
    three where the batches' own jitter leaves it in doubt.
 2. What gains less than GAIN is taken back, and that knob's upper end is then where it was: nothing is tried twice. What
-   gains less than half of what the model expected is kept, and is the upper end: the link is nearly full.
+   gains less than half of what the model expected is kept, and is the threads' upper end: the link is nearly full.
 3. Settled, it looks again only when what is measured has changed, in PATIENCE windows on end, or when a consumer that
    was fed has waited in the average of the last FEW: then all limits are open again. Each look doubles how many windows
    the next one takes, so noise ends as silence.
@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -38,9 +38,6 @@ GAIN = 0.03
 STARVED = 0.01
 """Share of the time that a consumer may wait before anything is tried."""
 
-CHANGED = 0.3
-"""A time or a rate that is this much another than when the tuner settled, beyond the batches' jitter, is a change."""
-
 LONGEST = 3
 """Windows that one judgement may take."""
 
@@ -48,6 +45,12 @@ PATIENCE, FEW = 3, 5
 """Windows on end, see rule 3."""
 
 THREADS = ("fetch_threads", "decode_threads")
+
+SIMULATED = 600
+"""Batches for each depth that is considered: a decision, of which there are few, takes the consumer 5 to 50 ms."""
+
+SURPRISE = 0.02
+"""So much more of the time spent waiting than the model says: it does not know why, and a deeper queue may help."""
 
 GROWTH = 4
 """A knob grows at most so much in one trial: times are known only for threads that have run."""
@@ -82,6 +85,7 @@ class OnlineTuner:
     _began: Sequence[StageStats] | None = None
     _core_wait_s: float = 0.0
     _trial: _Trial | None = None
+    _deep_enough: set[tuple[int, int]] = field(default_factory=set)  # threads, fetch and decode, that depth can't help
     _reference: Window | None = None
     _window: Window | None = None
     _expected: float = 0.0
@@ -146,7 +150,7 @@ class OnlineTuner:
             self._story.append(f"{self.setting}: {gained:+.0%}, kept")
             hoped = trial.expected / trial.window.images_per_s - 1
             if gained + 2 * _doubt(window, trial) < 0.5 * hoped:
-                self._close([*self._grown(trial.before), "depth"], self.setting)
+                self._close(self._grown(trial.before), self.setting)
         elif self.settled:
             changed = self._changed(window)
             if changed is None:
@@ -154,6 +158,7 @@ class OnlineTuner:
             window = changed
             self._story.append(f"looked again: {window.images_per_s:.0f} images/s, starved {window.starved:.0%}")
             self.settled, self._open, self._patience = False, self.limits, 2 * self._patience
+            self._deep_enough = set()
         return self._tried(window)
 
     def _tried(self, window: Window) -> Setting | None:
@@ -161,8 +166,8 @@ class OnlineTuner:
         wanted = self._wanted(window) if window.starved > STARVED else self.setting
         if wanted == self.setting:
             self.settled, self._reference, self._unlike, self._recent = True, None, 0, []
-            self._story.append(f"settled on {self.setting}: {window.images_per_s:.0f} images/s, "
-                               f"starved {window.starved:.1%}")  # fmt: skip
+            rate = f"{window.images_per_s:.0f} images/s, starved {window.starved:.1%}"
+            self._story.append(f"settled on {self.setting}: {rate}")
             return None
         self._trial = _Trial(self.setting, window, self._expected)
         return self._apply(wanted)
@@ -177,14 +182,17 @@ class OnlineTuner:
             depth=min(most.depth, max(GROWTH * now.depth, now.depth + GROWTH * now.fetch_threads)),
         )
         step_s = np.asarray(window.steps_s)
-        prediction = choose(costs, near, step_s)
+        prediction = choose(costs, near, step_s, batches=SIMULATED)
         found, self._expected = prediction.setting, prediction.images_per_s
         wanted = Setting(
             max(now.fetch_threads, found.fetch_threads),
             max(now.decode_threads, found.decode_threads),
             max(now.depth, found.depth),
         )
-        return self._open.clipped(wanted)
+        wanted = self._open.clipped(wanted)
+        if wanted == now and window.starved > prediction.starved + SURPRISE:  # a neighbour on the machine, a burst
+            wanted = self._open.clipped(replace(now, depth=2 * now.depth))
+        return now if _threads(wanted) == _threads(now) and _threads(now) in self._deep_enough else wanted
 
     def _apply(self, setting: Setting) -> Setting:
         self._forget(skip=max(setting.depth, self.setting.depth) + 2)
@@ -195,16 +203,18 @@ class OnlineTuner:
     def _taken_back(self, trial: _Trial, gained: float) -> Setting:
         """That knob is closed; with several, the threads: depth, which followed them, gets a trial of its own."""
         self._story.append(f"{self.setting}: {gained:+.0%}, taken back")
-        self._close(self._grown(trial.before) or ["depth"], trial.before)
+        self._close(self._grown(trial.before), trial.before)
         return self._apply(trial.before)
 
     def _grown(self, before: Setting) -> list[str]:
         """The kinds of threads of which there are more than before."""
         return [name for name in THREADS if getattr(self.setting, name) > getattr(before, name)]
 
-    def _close(self, knobs: Sequence[str], at: Setting) -> None:
-        """These go no further up than `at`."""
-        self._open = self._open.capped(**{name: getattr(at, name) for name in knobs})
+    def _close(self, grown: Sequence[str], at: Setting) -> None:
+        """These threads go no further up than `at`; where none grew, it was depth that brought nothing."""
+        self._open = self._open.capped(**{name: getattr(at, name) for name in grown})
+        if not grown:
+            self._deep_enough.add(_threads(at))
 
     def _in_doubt(self, window: Window, trial: _Trial) -> bool:
         """Whether the batches' jitter is larger than what tells a gain from none, and more batches may tell."""
@@ -218,13 +228,15 @@ class OnlineTuner:
             return None
         few = FEW * self._patience // PATIENCE
         self._recent = [*self._recent, window][-few:]
-        unlike = window.starved > STARVED and window.unlike(self._reference, CHANGED + 2 * window.rate_error)
+        unlike = window.starved > STARVED and window.unlike(self._reference)
         self._unlike = self._unlike + 1 if unlike else 0
         if self._unlike >= self._patience:
             return Window.joined(self._recent[-self._unlike :])
         together = Window.joined(self._recent)
         fed = self._reference.starved <= STARVED
-        return together if fed and len(self._recent) == few and together.starved > 2 * STARVED else None
+        if not fed or len(self._recent) < few or together.starved <= 2 * STARVED:
+            return None
+        return window if window.starved > together.starved else together
 
     def explain(self) -> str:
         """What was measured, what was chosen and why, and the chance of an empty queue for each depth."""
@@ -247,6 +259,10 @@ class OnlineTuner:
             here = "   <- now" if point.depth == self.setting.depth else ""
             lines.append(f"  {point.depth:5}  {point.empty:12.1%}  {point.starved:8.1%}{here}")
         return "\n".join(lines)
+
+
+def _threads(setting: Setting) -> tuple[int, int]:
+    return (setting.fetch_threads, setting.decode_threads)
 
 
 def _doubt(window: Window, trial: _Trial) -> float:

@@ -21,7 +21,7 @@ from gpuload.engine.stats import StageStats
 class EventEngine:
     """fetch_s, decode_s, step_s: a batch's times by its number. tasks: pieces of a batch's decoding.
 
-    link: how many batches are read at full speed at once; beyond, all that begin take longer in proportion.
+    link: how many batches the storage reads at once, None for any number; the others wait for their turn.
     """
 
     setting: Setting
@@ -29,7 +29,7 @@ class EventEngine:
     decode_s: Callable[[int], float]
     step_s: Callable[[int], float]
     tasks: int = 4
-    link: float = float("inf")
+    link: int | None = None
     images: int = 32
     now_s: float = 0.0
     asked_s: list[float] = field(default_factory=list)
@@ -43,6 +43,7 @@ class EventEngine:
         self._decodable: list = []
         self._ready: set[int] = set()
         self._asking = False
+        self._link_free_s = [0.0] * (self.link or 0)
         self._busy = {"fetch": 0.0, "decode": 0.0}
         self._items = {"fetch": 0, "decode": 0}
         self._times: dict[str, list[float]] = {"fetch": [], "decode": []}
@@ -94,7 +95,11 @@ class EventEngine:
         while self._let_in - self._taken < self.setting.depth and self._reading < self.setting.fetch_threads:
             number = self._let_in
             self._let_in, self._reading = number + 1, self._reading + 1
-            takes_s = self.fetch_s(number) * max(1.0, self._reading / self.link)
+            takes_s = self.fetch_s(number)
+            if self.link is not None:
+                begin_s = max(self.now_s, heapq.heappop(self._link_free_s))
+                takes_s += begin_s - self.now_s
+                heapq.heappush(self._link_free_s, self.now_s + takes_s)
             self._at(takes_s, lambda number=number, takes_s=takes_s: self._fetched(number, takes_s))
         while self._decodable and self._decoding < self.setting.decode_threads:
             number, _ = heapq.heappop(self._decodable)

@@ -25,7 +25,7 @@ def times(rng: np.random.Generator, mean_s: float, sigma: float) -> np.ndarray:
     return mean_s * rng.lognormal(-(sigma**2) / 2, sigma, 300)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(
     seed=st.integers(0, 10**6), fetch_threads=st.integers(1, 8), depth=st.integers(1, 12),
     fetch=st.floats(0.001, 0.1), decode=st.floats(0.001, 0.03), sigma=st.floats(0.0, 1.0),
@@ -118,6 +118,7 @@ def test_a_loader_that_is_too_slow_gets_the_least_depth_that_is_about_as_fast_as
     assert found.depth == 5 and found.batches_per_s == pytest.approx(50, rel=0.01)
 
 
+@settings(derandomize=True)
 @given(lowest=st.integers(1, 20), more=st.integers(0, 50), threshold=st.integers(0, 70))
 def test_the_search_finds_the_least_with_few_tries(lowest, more, threshold):
     highest, tried = lowest + more, []
@@ -130,6 +131,7 @@ def test_the_search_finds_the_least_with_few_tries(lowest, more, threshold):
     assert len(tried) <= 2 * math.log2(highest + 1) + 3 and all(lowest <= depth <= highest for depth in tried)
 
 
+@settings(derandomize=True)
 @given(st.lists(st.tuples(st.integers(0, 40), st.integers(0, 9)), min_size=1, max_size=30))
 def test_idle_time_is_given_to_the_oldest_second_by_second(batches):
     """By brute force: whole seconds, each taken by the first batch that may use it."""

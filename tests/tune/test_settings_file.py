@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuload.core.errors import ConfigError
@@ -11,6 +11,7 @@ from gpuload.core.setting import Setting
 from gpuload.tune.settings_file import load_setting, save_setting
 
 
+@settings(derandomize=True, max_examples=50)
 @given(values=st.tuples(*[st.integers(1, 10**6)] * 3), notes=st.lists(st.text(max_size=30), max_size=3))
 def test_what_is_written_is_read(values, notes, tmp_path_factory):
     path = tmp_path_factory.mktemp("settings") / "a.toml"

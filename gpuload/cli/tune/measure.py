@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 
 from gpuload.cli.tune.consumer import TAKES_AT_ONCE, Consumer
+from gpuload.config import default_threads
 from gpuload.core.errors import ConfigError
 from gpuload.core.setting import Setting
+from gpuload.sources import understand
 from gpuload.tune.cores import core_wait_s
 from gpuload.tune.limits import Limits
 from gpuload.tune.measured import Window, costs_of, stages_named
@@ -41,6 +43,13 @@ class Tuned:
 
         given = {"accelerate": "require", "config": config, **self.options, **more}
         return DataLoader(self.dataset, self.batch_size, sampler=Endless(len(self.dataset)), **given)
+
+    @property
+    def default(self) -> Setting:
+        """What a loader of this data begins with. One fetch thread: its source allows no more."""
+        source = understand(self.dataset).open_source()
+        source.close()
+        return Setting(source.fetch_threads, default_threads(), self.loader(None).depth)
 
     @property
     def repeats(self) -> bool:
@@ -149,10 +158,9 @@ def run(loader: Any, consumer: Consumer = TAKES_AT_ONCE, *, seconds: float) -> R
     return session.measure(seconds)
 
 
-def alone(tuned: Tuned, *, seconds: float, **more: Any) -> Costs:
-    """What a batch costs where one thread does everything, so that no stage waits for a core or another one."""
-    found = run(tuned.loader(None, num_workers=0, **more), seconds=seconds)
-    return found.costs(TAKES_AT_ONCE)
+def alone(tuned: Tuned, *, seconds: float, **more: Any) -> Run:
+    """One thread does everything, so that no stage waits for a core or for another one."""
+    return run(tuned.loader(None, num_workers=0, **more), seconds=seconds)
 
 
 def tensor_bytes(batch: Any) -> int:

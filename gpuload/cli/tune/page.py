@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from gpuload.cli.bench.machine import Machine, versions
+from gpuload.cli.tune.consumer import TAKES_AT_ONCE
 from gpuload.cli.tune.search import Found
 from gpuload.cli.tune.wording import (
     appetites,
@@ -32,7 +33,7 @@ def report(found: Found, data: str, machine: Machine) -> str:
         ("decoder", "core ms a batch", "us an image"),
         [
             (name, f"{1000 * costs.decode_cpu_s:.2f}", f"{1e6 * costs.decode_cpu_s / costs.images:.0f}")
-            for name, costs in found.apart.items()
+            for name, costs in ((name, run.costs(TAKES_AT_ONCE)) for name, run in found.apart.items())
         ],
         "one thread doing everything",
     )

@@ -8,30 +8,20 @@ model is unsure and nowhere else. `tell` is handed each sentence about what goes
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gpuload.cli.tune.consumer import TAKES_AT_ONCE, Consumer
 from gpuload.cli.tune.measure import Run, Tuned, alone, run, tensor_bytes
 from gpuload.config import default_threads
-from gpuload.core.setting import Setting
 from gpuload.tune.limits import Limits, limits, memory_budget
 from gpuload.tune.model import Costs, Prediction, calibrated, choose, predict
+from gpuload.tune.online import GAIN, GROWTH, SURPRISE
 
 ROUNDS = 4
 """Choices that are measured at most; most pipelines need one or two."""
 
-AGREES = 0.1
-"""A prediction this near to its measurement is believed."""
-
-GAIN = 0.03
-"""More threads must bring this much, else the fewer are kept."""
-
 SAME = 0.01
 """Rates this near to the fastest are as good, and the smallest setting of theirs is taken."""
-
-GROWTH = 4
-"""Fetch threads grow at most so much beyond those that were measured."""
 
 
 @dataclass(frozen=True)
@@ -41,14 +31,10 @@ class Round:
     prediction: Prediction
     run: Run
 
-    @property
-    def off(self) -> float:
-        return self.prediction.images_per_s / self.run.images_per_s - 1
-
 
 @dataclass(frozen=True)
 class Found:
-    """apart: a batch's costs by decoder, one thread doing everything. together: the loader alone, by its defaults.
+    """apart: by decoder, one thread doing everything. together: the loader alone, by its defaults.
 
     rounds: the default under the consumer, then the model's choices, as they were measured. costs: a batch's, as last
     measured. chosen: the recommendation with what was predicted of it. verified: a run of its own, later.
@@ -57,7 +43,7 @@ class Found:
 
     consumer: Consumer
     limits: Limits
-    apart: dict[str, Costs]
+    apart: dict[str, Run]
     together: Run
     rounds: tuple[Round, ...]
     costs: Costs
@@ -69,10 +55,6 @@ class Found:
     def confirmed(self) -> bool:
         """Whether the verification agrees with the prediction: the rate within 15%."""
         return abs(self.chosen.images_per_s / self.verified.images_per_s - 1) <= 0.15
-
-    def choice_for(self, consumer: Consumer) -> Prediction:
-        """What the model chooses for another consumer on the same data."""
-        return choose(self.costs, self.limits, consumer.array)
 
 
 def search(
@@ -89,34 +71,17 @@ def search(
     for decoder in decoders:
         tell(f"each stage apart, decoder {decoder}")
         apart[decoder] = alone(tuned, seconds=seconds / 2, decoder=decoder)
-    cores = default_threads()
-    at_once = reads_at_once(tuned.dataset)
+    allowed = within(tuned, memory_bytes, batch_bytes=apart[decoders[0]].batch_bytes)
+    first = allowed.clipped(tuned.default)
     tell("all stages together, the loader alone")
-    first = Setting(at_once, cores, 4)
     together = run(tuned.loader(first), seconds=seconds)
-    allowed = within(tuned, memory_bytes, batch_bytes=together.batch_bytes)
     costs = _calibrated(together, allowed, TAKES_AT_ONCE)
-    tell(f"under {consumer.what}: {first}")
-    expected = predict(costs, first, allowed, consumer.array)
-    rounds = [Round(expected, run(tuned.loader(first), consumer, seconds=seconds))]
-    most_threads = first.fetch_threads
-    while len(rounds) <= ROUNDS:
-        near = allowed.capped(fetch_threads=min(allowed.most.fetch_threads, GROWTH * most_threads))
-        prediction = choose(costs, near, consumer.array)
-        known = {one.run.setting: one for one in rounds}
-        if prediction.setting in known:
-            break
-        tell(f"round {len(rounds)}: {prediction.setting}")
-        measured = run(tuned.loader(prediction.setting), consumer, seconds=seconds)
-        rounds.append(Round(prediction, measured))
-        costs = _calibrated(measured, allowed, consumer)
-        before = max(one.run.images_per_s for one in rounds[:-1])
-        if len(rounds) > 2 and measured.images_per_s < before * (1 + GAIN):
-            break
-        reached = prediction.setting.fetch_threads < near.most.fetch_threads or near == allowed
-        most_threads = max(most_threads, prediction.setting.fetch_threads)
-        if abs(rounds[-1].off) <= AGREES and reached:
-            break
+    rounds: list[Round] = []
+    prediction: Prediction | None = predict(costs, first, allowed, consumer.array)
+    while prediction is not None and len(rounds) <= ROUNDS:
+        tell(f"{prediction.setting} under {consumer.what}")
+        rounds.append(Round(prediction, run(tuned.loader(prediction.setting), consumer, seconds=seconds)))
+        prediction = _next(rounds, allowed, consumer)
     best = _best(rounds)
     costs = _calibrated(best.run, allowed, consumer)
     chosen = predict(costs, best.run.setting, allowed, consumer.array)
@@ -133,17 +98,28 @@ def within(tuned: Tuned, memory_bytes: int | None = None, *, batch_bytes: int | 
         cores=default_threads(),
         batch_bytes=batch_bytes,
         memory_bytes=memory_budget() if memory_bytes is None else memory_bytes,
-        fetch_at_once=reads_at_once(tuned.dataset) > 1,
+        fetch_at_once=tuned.default.fetch_threads > 1,
     )
 
 
-def reads_at_once(dataset: Any) -> int:
-    """How many batches of this data set are read at once by default; 1: it does not allow more."""
-    from gpuload.sources import understand
-
-    source = understand(dataset).open_source()
-    source.close()
-    return source.fetch_threads
+def _next(rounds: Sequence[Round], allowed: Limits, consumer: Consumer) -> Prediction | None:
+    """What is to be measured next; None where enough is known."""
+    last = rounds[-1].run
+    before = max((one.run.images_per_s for one in rounds[1:-1]), default=0.0)
+    if last.images_per_s < before * (1 + GAIN):
+        return None
+    costs = _calibrated(last, allowed, consumer)
+    most_threads = GROWTH * max(one.run.setting.fetch_threads for one in rounds)
+    near = allowed.capped(fetch_threads=min(allowed.most.fetch_threads, most_threads))
+    choice = choose(costs, near, consumer.array)
+    known = {one.run.setting for one in rounds}
+    if choice.setting not in known:
+        return choice
+    # The consumer waits and the model does not say why: a neighbour on the machine, a lock. A deeper queue may help.
+    deeper = allowed.clipped(replace(last.setting, depth=2 * last.setting.depth))
+    if deeper in known or last.starved <= rounds[-1].prediction.starved + SURPRISE:
+        return None
+    return predict(costs, deeper, allowed, consumer.array)
 
 
 def _best(rounds: Sequence[Round]) -> Round:

@@ -10,6 +10,7 @@ import os
 import runpy
 import sys
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,10 @@ class WatchedIterator:
 def install(watch: Watch) -> None:
     """From now on every DataLoader's iterators are watched, torch's and those derived from it."""
     plain = DataLoader.__iter__
-    by_loader: dict[int, Steps] = {}
+    by_loader: weakref.WeakKeyDictionary[Any, Steps] = weakref.WeakKeyDictionary()
 
     def watched(loader: Any) -> Any:
-        steps = by_loader.setdefault(id(loader), Steps(loader))  # of all its epochs
+        steps = by_loader.setdefault(loader, Steps(loader))  # of all its epochs
         return WatchedIterator(plain(loader), watch, steps)
 
     DataLoader.__iter__ = watched  # type: ignore[method-assign,assignment]

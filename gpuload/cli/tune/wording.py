@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from gpuload.cli.tune.consumer import TAKES_AT_ONCE
 from gpuload.cli.tune.search import Found
 from gpuload.core.wording import percent, rate, size
 from gpuload.report.html import Table
@@ -54,6 +55,8 @@ def summary(found: Found) -> list[str]:
         f"{rate(verified.images_per_s)} images/s, starved {percent(verified.starved)}, {off:+.0%}: {verdict}",
         f"limit: {chosen.bound.what}; the loader alone, by its defaults, makes "
         f"{rate(found.together.images_per_s)} images/s",
+        f"memory: up to {size(chosen.setting.depth * verified.batch_bytes)} for the batches ahead; this process came "
+        f"to {size(verified.resident_bytes)}",
     ]
     if verified.starved <= FED:
         return [*lines, "the consumer is fed: faster hardware for the loader would bring nothing"]
@@ -118,14 +121,17 @@ def _cells(thread_s: float, cpu_s: float, images: float) -> tuple[str, str, str]
 
 def appetites(found: Found) -> Table:
     """What some models eat, and what of this machine's kind it takes to feed them."""
-    costs = found.costs
+    costs = next(iter(found.apart.values())).costs(TAKES_AT_ONCE)
     read_bytes = _read_bytes(found)
     cells = []
     for model, low, high in (*APPETITES, _this(found)):
         cores = [a_second * costs.cpu_s / costs.images for a_second in (low, high)]
         link = [8e-9 * a_second * read_bytes for a_second in (low, high)]
         cells.append((model, _range(low, high, 0), _range(cores[0], cores[1], 1), _range(link[0], link[1], 2)))
-    note = "cores: of this machine's kind, all decoding on them. Gbit/s: at this data's bytes an image"
+    note = (
+        "cores: of this machine's kind, by what one of them did alone, all decoding on them. Gbit/s: at this data's "
+        "bytes an image"
+    )
     return Table(("training", "images/s", "cores", "Gbit/s"), cells, note)
 
 
