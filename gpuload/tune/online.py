@@ -241,7 +241,7 @@ class OnlineTuner:
     def explain(self) -> str:
         """What was measured, what was chosen and why, and the chance of an empty queue for each depth."""
         if self._window is None:
-            return f"tuner: {self.setting}, nothing measured yet"
+            return f"tuner: {self.setting}, nothing measured yet: that takes {WINDOW + 2} batches of one epoch"
         window, costs = self._window, costs_of(self._window)
         step_s = np.asarray(window.steps_s)
         tightest = bounds(costs, self.setting, self.limits.cores, step_s)[0]
