@@ -94,6 +94,11 @@ class Run:
     def starved(self) -> float:
         return self.window.starved
 
+    @property
+    def step_s(self) -> np.ndarray:
+        """The consumer's steps as they were: on a busy machine they are longer than it was told."""
+        return np.asarray(self.window.steps_s)
+
     def wait_s(self, share: float) -> float:
         """The wait that this share of steps does not exceed."""
         return float(np.quantile(self.window.waits_s, share))
@@ -125,6 +130,12 @@ class Session:
     def fill(self) -> None:
         """Take the batches that were waiting, and as many as it takes until they come as they are made."""
         self.take(self.setting.depth + self.setting.fetch_threads + 2)
+
+    def rest(self, limit_s: float = 10.0) -> None:
+        """Wait until the loader has made all that it may, and takes no core from another that is measured."""
+        until_s = time.perf_counter() + limit_s
+        while self._loader.stats().ready < self.setting.depth and time.perf_counter() < until_s:
+            time.sleep(0.02)
 
     def measure(self, seconds: float) -> Run:
         """For `seconds`, and at least LEAST_BATCHES. After `take`."""

@@ -67,7 +67,7 @@ HELPS = "Each by itself, with the setting that would suit it: what the model say
 
 def _depths(found: Found) -> str:
     depths = sorted({*_around(found.chosen.setting.depth, found.limits.least.depth, found.limits.most.depth)})
-    flow = pipeline(found.costs, found.chosen.setting, found.limits.cores, found.consumer.array)
+    flow = pipeline(found.costs, found.chosen.setting, found.limits.cores, found.verified.step_s)
     points = curve(flow, depths)
     xs = [float(point.depth) for point in points]
     content = [
@@ -87,7 +87,7 @@ def _threads(found: Found) -> str:
 
     def starved(depth: int, number: int) -> float:
         setting: Setting = replace(chosen, depth=depth, **{knob: number})
-        return 100 * predict(found.costs, setting, limit, found.consumer.array).starved
+        return 100 * predict(found.costs, setting, limit, found.verified.step_s).starved
 
     cells = [[starved(depth, number) for depth in depths] for number in threads]
     marked = (depths.index(chosen.depth), threads.index(getattr(chosen, knob)))

@@ -84,7 +84,7 @@ def search(
         prediction = _next(rounds, allowed, consumer)
     best = _best(rounds)
     costs = _calibrated(best.run, allowed, consumer)
-    chosen = predict(costs, best.run.setting, allowed, consumer.array)
+    chosen = predict(costs, best.run.setting, allowed, best.run.step_s)
     tell(f"verifying {chosen.setting}")
     verified = run(tuned.loader(chosen.setting), consumer, seconds=2 * seconds)
     return Found(consumer, allowed, apart, together, tuple(rounds), costs, chosen, verified, tuned.repeats)
@@ -111,7 +111,7 @@ def _next(rounds: Sequence[Round], allowed: Limits, consumer: Consumer) -> Predi
     costs = _calibrated(last, allowed, consumer)
     most_threads = GROWTH * max(one.run.setting.fetch_threads for one in rounds)
     near = allowed.capped(fetch_threads=min(allowed.most.fetch_threads, most_threads))
-    choice = choose(costs, near, consumer.array)
+    choice = choose(costs, near, last.step_s)
     known = {one.run.setting for one in rounds}
     if choice.setting not in known:
         return choice
@@ -119,7 +119,7 @@ def _next(rounds: Sequence[Round], allowed: Limits, consumer: Consumer) -> Predi
     deeper = allowed.clipped(replace(last.setting, depth=2 * last.setting.depth))
     if deeper in known or last.starved <= rounds[-1].prediction.starved + SURPRISE:
         return None
-    return predict(costs, deeper, allowed, consumer.array)
+    return predict(costs, deeper, allowed, last.step_s)
 
 
 def _best(rounds: Sequence[Round]) -> Round:
@@ -130,4 +130,4 @@ def _best(rounds: Sequence[Round]) -> Round:
 
 def _calibrated(measured: Run, allowed: Limits, consumer: Consumer) -> Costs:
     costs = measured.costs(consumer)
-    return calibrated(costs, measured.setting, allowed, consumer.array, measured.images_per_s, measured.starved)
+    return calibrated(costs, measured.setting, allowed, measured.step_s, measured.images_per_s, measured.starved)

@@ -78,7 +78,7 @@ class Help:
 def helps(found: Found) -> list[Help]:
     """Each by itself: more cores, faster storage, decoding elsewhere, more memory."""
     costs, allowed = found.costs, found.limits
-    step_s = found.consumer.array
+    step_s = found.verified.step_s
 
     def with_cores(factor: int) -> Help:
         most = allowed.most
@@ -168,5 +168,5 @@ def conditions(found: Found, data: str) -> str:
 def tightest(found: Found) -> str:
     """All bounds of the recommendation, in words."""
     limit = found.limits
-    all_of_them = bounds(found.costs, found.chosen.setting, limit.cores, found.consumer.array)
+    all_of_them = bounds(found.costs, found.chosen.setting, limit.cores, found.verified.step_s)
     return "; ".join(f"{one.what} {rate(one.batches_per_s * found.costs.images)} images/s" for one in all_of_them)
