@@ -20,7 +20,7 @@ from gpuload.core.errors import EpochCancelledError
 from gpuload.core.structure import map_leaves
 from gpuload.engine.flow import Flow, WaitTimeoutError
 from gpuload.engine.stats import StageStats
-from gpuload.planning import Ahead, Planner, next_plans, places_of
+from gpuload.planning import Ahead, Planner, next_plans, own_batches, places_of
 from gpuload.record import begin_record
 from gpuload.resume import Replaying, own_plan
 from gpuload.wiring import Wiring
@@ -59,6 +59,8 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self._resets = resumed.key_epoch  # the epochs that follow count on from there
         self.progress.key_epoch, self.progress.base_seed = self._key_epoch, self._base_seed
         self.replay_from(resumed)
+        if self.progress.plan is not None:
+            self._sampler_iter = own_batches(loader, loader.epoch, self.progress.plan.start)
         self._planner = Planner(
             loader.epoch,
             int(self._base_seed if given_seed is None else given_seed),

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from torch.utils.data import BatchSampler
 
 from gpuload.core.batch import BatchPlan
 from gpuload.core.philox import sample_keys
@@ -61,17 +60,26 @@ def places_of(loader: Any) -> Callable[[int, int], np.ndarray]:
     return lambda first, count: ranks.positions_of(first, first + count)
 
 
+def own_batches(loader: Any, epoch: int, start: int) -> Iterator[Any]:
+    """The ids of one epoch in gpuload's own order, batch by batch: of copies, as its sampler may be told of another
+    epoch before they are asked for."""
+    sampler, batches = copy.copy(loader.sampler), copy.copy(loader.batch_sampler)
+    sampler.epoch, sampler.start = epoch, start
+    if batches is None:
+        return iter(sampler)
+    batches.sampler = sampler
+    return iter(batches)
+
+
 def next_plans(loader: Any) -> Iterator[BatchPlan]:
     """The plans of the loader's next epoch, of a copy of its sampler, which is gpuload's own: nothing is drawn."""
     epoch = loader._next_epoch
-    sampler = copy.copy(loader.sampler)
-    sampler.epoch, sampler.start = epoch, 0
-    ranks = sampler.plan()
+    ranks = replace(loader.sampler.plan(), start=0)
     single = loader.batch_size is None
     planner = Planner(
         epoch, loader.key_seed, epoch, lambda first, count: ranks.positions_of(first, first + count), single
     )
-    return map(planner.plan, sampler if single else BatchSampler(sampler, loader.batch_size, loader.drop_last))
+    return map(planner.plan, own_batches(loader, epoch, 0))
 
 
 @dataclass(eq=False)

@@ -17,16 +17,19 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import operator
+import os
 import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch.utils.data import BatchSampler, IterableDataset
+from torch.utils.data import BatchSampler, ConcatDataset, IterableDataset
 
 from gpuload.core.errors import ConfigError
 from gpuload.dataset import ShardDataset
+from gpuload.mixed import MixedDataset
 from gpuload.order_sampler import OrderSampler
 from gpuload.sampling.ranks import RankPlan
 
@@ -119,17 +122,18 @@ class Progress:
     batches: int = 0
     also: set[int] = field(default_factory=set)
     over: bool = False
+    plan: RankPlan | None = None  # own_plan as the epoch began: the sampler may be told of another meanwhile
     setup: dict[str, Any] | None = None
 
     @classmethod
     def begun(cls, loader: Any, resumed: Resumed | None) -> Progress:
         """Of the epoch that `loader` is about to begin."""
         resumed = resumed or Resumed.none()
-        random = resumed.random
-        if random is None and own_plan(loader) is None:  # gpuload's own order is known without
+        random, plan = resumed.random, own_plan(loader)
+        if random is None and plan is None:  # gpuload's own order is known without
             random = RandomStates.now(loader)
         epoch = getattr(_epoch_sampler(loader), "epoch", None)
-        return cls(loader.epoch, random, epoch, resumed, batches=resumed.batches, also=set(resumed.also))
+        return cls(loader.epoch, random, epoch, resumed, batches=resumed.batches, also=set(resumed.also), plan=plan)
 
     def took(self, number: int) -> None:
         """Batch `number` of the epoch was handed over, or its error raised, or nothing was left of it."""
@@ -178,12 +182,12 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
     if progress is not None:
         progress.setup = setup  # Accelerate asks before every batch
     state = {"version": VERSION, "setup": setup, "order_seed": getattr(loader.sampler, "seed", None)}
-    if progress is None or progress.over or progress.batches == _to_deliver(loader):
+    if progress is None or progress.over or progress.batches == _to_deliver(loader, progress.plan):
         epoch = loader._next_epoch if progress is None else progress.epoch + 1
         return state | {"epoch": epoch, "batches": 0, "also": []}
     if not loader.in_order and not loader.plan().accelerated:
         raise ConfigError("state_dict: with in_order=False torch's path does not say which batches were handed over")
-    if (plan := own_plan(loader)) is not None:
+    if (plan := progress.plan) is not None:
         return state | {
             "epoch": progress.epoch,
             "batches": 0,  # of the epoch's rest
@@ -204,9 +208,8 @@ def state_of(loader: Any, progress: Progress | None) -> dict[str, Any]:
     }
 
 
-def _to_deliver(loader: Any) -> int | None:
+def _to_deliver(loader: Any, plan: RankPlan | None) -> int | None:
     """After how many batches the epoch, or what was left of it, is over: on the rank that has most of them."""
-    plan = own_plan(loader)
     return _length(loader) if plan is None else len(replace(plan, rank=0))
 
 
@@ -291,25 +294,41 @@ def own_plan(loader: Any) -> RankPlan | None:
 
 
 def _dataset_name(dataset: Any) -> str:
-    """Its class, and a digest of what some of its samples are called: the same wherever its root lies."""
+    """Its class, and a digest of what some of its samples are called: the same wherever its root lies.
+
+    What is no name (an image in memory, a user's own kind of indices) is left out: it may read differently in the next
+    process, and a state must be this data set's there.
+    """
     kind = type(dataset).__name__
-    parts, inner, indices = (getattr(dataset, name, None) for name in ("datasets", "dataset", "indices"))
-    if isinstance(parts, (list, tuple)):  # MixedDataset, torch's ConcatDataset
-        how = _digest(repr((getattr(dataset, "weights", None), getattr(dataset, "seed", None))))
-        return f"{kind} {how} of {', '.join(map(_dataset_name, parts))}"
+    parts, inner = getattr(dataset, "datasets", None), getattr(dataset, "dataset", None)
+    if isinstance(dataset, (MixedDataset, ConcatDataset)) and isinstance(parts, list):
+        how = f" {_digest(repr((dataset.weights, dataset.seed)))}" if isinstance(dataset, MixedDataset) else ""
+        return f"{kind}{how} of {', '.join(map(_dataset_name, parts))}"
     if inner is not None:  # Numbered, torch's Subset
-        chosen = "" if indices is None else " " + _digest(repr([int(indices[i]) for i in _spread(len(indices))]))
-        return f"{kind}{chosen} of {_dataset_name(inner)}"
+        return f"{kind}{_chosen(getattr(dataset, 'indices', None))} of {_dataset_name(inner)}"
     samples = getattr(dataset, "samples", None)
     if isinstance(dataset, ShardDataset):
         names = ["/".join(part.rpartition("/")[2] for part in dataset.name(i)) for i in _spread(len(dataset))]
     elif isinstance(samples, list) and samples:
-        root = str(getattr(dataset, "root", ""))
-        picked = (samples[i] for i in _spread(len(samples)))
-        names = [str(sample[0]).removeprefix(root) if isinstance(sample, tuple) else "" for sample in picked]
+        root = os.path.expanduser(str(getattr(dataset, "root", "")))
+        names = [_below(root, samples[i]) for i in _spread(len(samples))]
     else:
         return kind
     return f"{kind} {_digest(repr(names))}"
+
+
+def _chosen(indices: Any) -> str:
+    """A digest of some of a subset's indices; nothing where they are no sequence of whole numbers."""
+    try:
+        return " " + _digest(repr([operator.index(indices[i]) for i in _spread(len(indices))]))
+    except (TypeError, LookupError):
+        return ""
+
+
+def _below(root: str, sample: Any) -> str:
+    """The path of torchvision's (path, label), from the root on."""
+    path = sample[0] if isinstance(sample, tuple) and sample else None
+    return str(path).removeprefix(root).lstrip("/\\") if isinstance(path, (str, os.PathLike)) else ""
 
 
 def _spread(length: int) -> range:

@@ -303,3 +303,33 @@ def test_the_next_epochs_batches_wait_for_their_turn_within_the_bounds():
     assert [run.flow.take(20).number for _ in range(4)] == [0, 1, 2, 3]
     assert {step for step, _ in work.steps} == {"fetch", "decode", "finish"}
     run.close()
+
+
+@pytest.mark.parametrize("more", [{"num_workers": 2}, {}])
+def test_an_iterator_keeps_its_epoch_whatever_its_loader_is_told_before_the_first_batch(folder: Path, more: Any):
+    def made() -> Any:
+        return gpuload.DataLoader(
+            ImageFolder(str(folder), RANDOM), BATCH, order="shuffle", seed=3, device="cpu", **more
+        )
+
+    loader, fresh = made(), made()
+    reference = [values(fresh), values(fresh)]
+    one, two = iter(loader), iter(loader)
+    loader.set_epoch(9)
+    assert same(values(one), reference[0]) and same(values(two), reference[1])
+
+
+def test_a_state_of_a_resumed_epoch_stays_right_when_the_next_epoch_is_told(folder: Path):
+    reference = values(loader_of(ImageFolder(str(folder), RANDOM)))
+    first, second = (loader_of(ImageFolder(str(folder), RANDOM)) for _ in range(2))
+    batches = iter(first)
+    for _ in range(3):
+        next(batches)
+    second.load_state_dict(first.state_dict())
+    batches = iter(second)
+    for _ in range(2):
+        next(batches)
+    second.set_epoch(1)
+    third = loader_of(ImageFolder(str(folder), RANDOM))
+    third.load_state_dict(second.state_dict())
+    assert same(values(third), reference[5:])

@@ -372,3 +372,39 @@ def test_a_sampler_that_is_replayed_is_asked_for_ids_alone():
     asked.clear()
     assert [batch.tolist() for batch in other] == [[2, 3], [4, 5], [6, 7], [8, 9]]
     assert asked == list(range(10)) and np.all(np.diff(asked) == 1)
+
+
+class InMemory:
+    """Samples that are objects, with names that differ from process to process."""
+
+    def __init__(self) -> None:
+        self.samples: Any = [(object(), label) for label in range(12)]
+        self.dataset, self.indices = list(range(12)), None
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
+def test_what_is_no_name_does_not_tell_one_data_set_from_another():
+    for indices in (None, [(0, 1)] * 12, {"train": 3}, ["a"] * 12, 5):
+        for inner in (None, list(range(12))):
+            one, two = InMemory(), InMemory()
+            one.indices = two.indices = indices
+            one.dataset = two.dataset = inner
+            other = gpuload.DataLoader(two, 4)  # type: ignore[arg-type]
+            loaded = gpuload.DataLoader(one, 4)  # type: ignore[arg-type]
+            iterator = iter(loaded)
+            next(iterator)
+            other.load_state_dict(pickle.loads(pickle.dumps(loaded.state_dict())))
+            assert [batch.tolist() for batch in other] == [[4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_a_root_may_be_written_in_several_ways(folder: Path):
+    states = []
+    for root in (str(folder), f"{folder}/", f"{folder}//", folder):
+        made = gpuload.DataLoader(ImageFolder(root, RANDOM), 4, seed=1, shuffle=True)
+        states.append(made.state_dict()["setup"]["dataset"])
+    assert len(set(states)) == 1

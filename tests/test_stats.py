@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import math
 import os
@@ -348,3 +349,29 @@ def test_a_forked_child_can_ask_although_the_parents_locks_are_held(folder: Path
 def test_an_unused_loader_has_stats_too(folder: Path):
     consistent(folder_loader(folder, fixed()).stats())
     assert isinstance(gpuload.DataLoader([1]), TorchDataLoader) and gpuload.DataLoader([1]).stats().path == "torch"
+
+
+def test_an_iterator_that_is_collected_under_a_meters_lock_closes_its_view(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=1, accelerate="require", progress=True)
+    batches = iter(loader)
+    next(batches)
+    ring: list[Any] = [batches]
+    ring.append(ring)  # as an error that is kept in its own frame: only the collector frees it
+    gc.collect()
+    del ring, batches
+    quantiles, calls = meters.Histogram.quantiles, 0
+
+    def collecting(self: meters.Histogram) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls == 3:  # the first two are the consumer's
+            gc.collect()
+        return quantiles(self)
+
+    monkeypatch.setattr(meters.Histogram, "quantiles", collecting)
+    asking = threading.Thread(target=loader.stats, daemon=True)
+    asking.start()
+    asking.join(10)
+    assert not asking.is_alive() and "batch 1" in capfd.readouterr().err

@@ -50,7 +50,7 @@ class _Gpu:
 
     def __init__(self, nvml: Any, handle: Any):
         self._nvml, self._handle = nvml, handle
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as a Meter's
         self._asked_at = -REFRESH_S
         self._status = GpuStatus()
 

@@ -85,7 +85,7 @@ class BadSamples:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # as a Meter's
         self._counts: Counter[str] = Counter()
         self._path: str | None = None
         self._unwritable = self._told = False
@@ -148,7 +148,7 @@ _LOGS: weakref.WeakSet[BadSamples] = weakref.WeakSet()
 def _renew_locks() -> None:
     """In a forked child, where nobody will release a lock that a thread of the parent held."""
     for log in list(_LOGS):
-        log._lock = threading.Lock()
+        log._lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

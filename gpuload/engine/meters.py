@@ -3,7 +3,8 @@
 Owns fixed memory and cheap touches: a stage's once a task and never once an image (2.5 us, of which two readings of the
 thread's CPU clock are 1.2), a queue's when it changes (0.5 us), the consumer's once a batch (1.3 us): 0.1% of a task of
 5 ms. Rules (tests/engine/test_meters.py):
-1. A Meter has a lock of its own. A Gauge has none: whoever owns the queues calls it under the lock that guards them.
+1. A Meter has a re-entrant lock of its own: the garbage collector may run under it, and a view that is closed then
+   asks for stats. A Gauge has none: whoever owns the queues calls it under the lock that guards them.
 2. A Consumer is written by one thread, and may be read by any, in a forked child too: it has no lock to be held there.
 3. A snapshot is a value, and agrees with itself.
 """
@@ -87,7 +88,7 @@ class Meter:
 
     def __init__(self, name: str, threads: int = 0, events: Events | None = None):
         self.name, self.events = name, events
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer that asks for stats may run while this thread has it
         self._threads_from = [(perf_counter(), threads)]  # as often as the tuner changes its mind, not more
         self._items, self._bytes, self._tasks = 0, 0, 0
         self._busy_s, self._cpu_s, self._wait_s = 0.0, 0.0, 0.0

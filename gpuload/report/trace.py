@@ -1,11 +1,14 @@
 """An epoch as a file for Perfetto (ui.perfetto.dev) or chrome://tracing: every task on its thread, waits, queues.
 
-Owns the file: whole, valid JSON after every write, however the run ends; at most MOST_EVENTS events, and it says so
-where there were more. What is noted, and when, is `engine/events.py`'s. Format: "Trace Event Format", JSON object form.
+Owns the file: whole, valid JSON after every write, however the run ends, also where there is no room for more; at most
+MOST_EVENTS events, and it says so where there were more. A path is the newest trace's: a loader that is made again, in
+a notebook or by a framework, takes it over, and the older one writes no more. What is noted, and when, is
+`engine/events.py`'s. Format: "Trace Event Format", JSON object form.
 """
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import warnings
@@ -31,12 +34,12 @@ class TraceFile:
 
     def __init__(self, path: str | os.PathLike[str], *, ranges: Ranges | None = None, most: int = MOST_EVENTS):
         self.path, self.events = os.path.abspath(path), Events(most, ranges)
+        self._writer = _NEWEST[self.path] = _Writer(self.path, self.events)
         try:
             with open(self.path, "wb") as file:
                 file.write(_HEAD + _TAIL)
         except OSError as error:
             raise ConfigError(f"trace={os.fspath(path)!r} can't be written: {error}") from error
-        self._writer = _Writer(self.path, self.events)
         self._finalizer = weakref.finalize(self, self._writer.write)
 
     def epoch_ended(self, number: int, began_s: float, ended_s: float) -> None:
@@ -56,17 +59,14 @@ class _Writer:
         self._first, self._ended = True, False
 
     def write(self) -> None:
-        if self._ended or self._pid != os.getpid():
+        if self._ended or self._pid != os.getpid() or _NEWEST.get(self._path) is not self:
             return
         full = self._events.full
         text = ",\n".join(map(json.dumps, self._told(self._events.take(), full)))
         if not text:
             return
         try:
-            with open(self._path, "r+b") as file:
-                file.seek(-len(_TAIL), os.SEEK_END)
-                file.write(b"" if self._first else b",\n")
-                file.write(text.encode() + _TAIL)
+            _put_before_tail(self._path, (b"" if self._first else b",\n") + text.encode())
         except OSError as error:
             self._ended = True
             warnings.warn(f"the trace ends here: {error}", stacklevel=2)
@@ -103,6 +103,28 @@ class _Writer:
         assert self._origin_s is not None
         ts = round(1e6 * (at_s - self._origin_s), 3)
         return {"ph": kind, "name": name, "cat": "gpuload", "pid": self._pid, "ts": ts, **more}
+
+
+_NEWEST: weakref.WeakValueDictionary[str, _Writer] = weakref.WeakValueDictionary()
+
+
+def _put_before_tail(path: str, data: bytes) -> None:
+    """All of it, or, where there is no room or Ctrl-C comes, nothing."""
+    with open(path, "r+b", buffering=0) as file:
+        at = file.seek(-len(_TAIL), os.SEEK_END)
+        try:
+            _write_all(file, data + _TAIL)
+        except BaseException:
+            file.truncate(at)
+            file.seek(at)
+            _write_all(file, _TAIL)
+            raise
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[file.write(left) :]
 
 
 def _args(span: Span) -> dict[str, int]:

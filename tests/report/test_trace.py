@@ -160,3 +160,44 @@ def test_a_forked_child_leaves_the_file_alone(tmp_path: Path):
         file.epoch_ended(0, 1.0, 2.0)
         os._exit(7)
     assert exit_code(child) == 7 and read(tmp_path / "trace.json") == []
+
+
+def noted(file: TraceFile, batches: int = 3) -> None:
+    """Events that are not written yet."""
+    for batch in range(batches):
+        file.events.end("fetch", float(batch), batch + 0.5, batch, 4, 0)
+
+
+def test_a_path_is_the_newest_traces(tmp_path: Path):
+    path = tmp_path / "trace.json"
+    old = TraceFile(path)
+    noted(old)
+    old.epoch_ended(0, 0.0, 1.0)
+    noted(old)  # not written when the cell of a notebook is run again
+    new = TraceFile(path)
+    del old
+    gc.collect()
+    assert read(path) == []
+    noted(new)
+    new.epoch_ended(7, 0.0, 1.0)
+    assert {event["name"] for event in read(path)} >= {"fetch", "epoch 7"}
+    assert "epoch 0" not in {event["name"] for event in read(path)}
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no limits on files there")
+def test_without_room_the_trace_stays_as_it_was(tmp_path: Path):
+    import resource
+
+    file = TraceFile(tmp_path / "trace.json")
+    noted(file)
+    file.epoch_ended(0, 0.0, 1.0)
+    before = (tmp_path / "trace.json").read_bytes()
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    noted(file, 50)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before) + 1000, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match="the trace ends here"):
+            file.epoch_ended(1, 1.0, 2.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert (tmp_path / "trace.json").read_bytes() == before
