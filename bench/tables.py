@@ -143,6 +143,34 @@ def storage() -> str:
     return f"{markdown(head, rows)}\n{measured_on(run[0])}\n"
 
 
+def tuning() -> str:
+    """The last line of each pipeline, with what it missed."""
+    lines = {line["pipeline"]: line for line in lines_of("tuning")}
+    if not lines:
+        return "No run has been recorded yet.\n"
+    rows = []
+    for line in lines.values():
+        starved = f"{100 * line['starved_30ms']:.1f}%"
+        rows.append(
+            [line["pipeline"], f"{line['predicted']:.0f}", f"{line['verified']:.0f}",
+             f"{100 * (line['predicted'] / line['verified'] - 1):+.0f}%", f"{line['online'] / line['best_fixed']:.2f}",
+             starved if line["feedable"] else f"({starved})", "; ".join(line["missed"])]
+        )  # fmt: skip
+    head = ["pipeline", "predicted", "verified", "apart", "online / best fixed", "starved at 30 ms", "missed"]
+    return f"{markdown(head, rows)}\n{measured_on(next(reversed(lines.values())))}\n"
+
+
+def order() -> str:
+    """The last run's figures, each with the bound that is promised."""
+    lines = lines_of("order")
+    rows = []
+    for name, found in lines[-1]["figures"].items():
+        bound = "" if found["below"] is None else f"{found['below']:.4g}"
+        missed = found["below"] is not None and not found["value"] < found["below"]
+        rows.append([name, f"{found['value']:.4g} {found['unit']}".strip(), bound, "missed" if missed else ""])
+    return f"{markdown(['figure', 'value', 'bound', ''], rows)}\n{measured_on(lines[-1])}\n"
+
+
 def figure(value: float) -> str:
     return f"{value:,.0f}" if value >= 10 else f"{value:.1f}"
 
@@ -152,6 +180,8 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "loaders-history": history,
     "jpeg": jpeg,
     "storage": storage,
+    "tuning": tuning,
+    "order": order,
 }
 
 
