@@ -26,7 +26,7 @@ demo: $(STAMP)-demo
 test: lint
 	$(RUN)/python -m pytest -m 'not full and not gpu'
 
-test-full: $(STAMP)-dev $(STAMP)-bench $(STAMP)-demo $(STAMP)-ptx $(STAMP)-frameworks $(STAMP)-peers chromium
+test-full: $(STAMP)-dev $(STAMP)-bench $(STAMP)-demo $(STAMP)-ptx $(STAMP)-frameworks $(STAMP)-peers $(STAMP)-formats $(STAMP)-servers programs
 	$(RUN)/python -m pytest -m full
 
 fuzz: $(STAMP)-dev
@@ -59,9 +59,14 @@ $(RUN)/python:
 	$(PYTHON) -m venv $(VENV)
 	$(RUN)/python -m pip install --quiet --upgrade pip
 
-.PHONY: chromium
-chromium:
-	@command -v chromium chromium-browser google-chrome >/dev/null || { \
+# A browser for the pages, nginx and Samba for remote shards: those that are missing, where they may be installed.
+.PHONY: programs
+programs:
+	@missing=""; \
+	command -v chromium chromium-browser google-chrome >/dev/null || missing="$$missing chromium"; \
+	PATH="$$PATH:/usr/sbin" command -v nginx >/dev/null || missing="$$missing nginx-light"; \
+	PATH="$$PATH:/usr/sbin" command -v smbd >/dev/null || missing="$$missing samba"; \
+	if [ -n "$$missing" ]; then \
 	  if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
-	    apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -qq -y chromium >/dev/null; \
-	  else echo "no Chromium: the report's test is skipped (install the package chromium)" >&2; fi; }
+	    apt-get update -qq && RUNLEVEL=1 DEBIAN_FRONTEND=noninteractive apt-get install -qq -y $$missing >/dev/null; \
+	  else echo "missing, so that some tests are skipped:$$missing" >&2; fi; fi

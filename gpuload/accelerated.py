@@ -20,6 +20,7 @@ from gpuload.core.errors import EpochCancelledError
 from gpuload.core.structure import map_leaves
 from gpuload.engine.flow import Flow, WaitTimeoutError
 from gpuload.engine.stats import StageStats
+from gpuload.lookahead import lookahead_of
 from gpuload.planning import Ahead, Planner, next_plans, own_batches, places_of
 from gpuload.record import begin_record
 from gpuload.resume import Replaying, own_plan
@@ -69,6 +70,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             single=not self._auto_collation,
             number=resumed.batches,
         )
+        self._lookahead = lookahead_of(loader, self._wiring.engine.work.source)
         self._primed = self._exhausted = self._ended = False
         self._due = 0
         self._held: Exception | None = None
@@ -124,8 +126,11 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
 
     def _take_over(self, begun: Ahead) -> int:
         """Go on in the flow in which this epoch's first batches were begun, if they are those. How many were pulled."""
+        lookahead, self._lookahead = self._lookahead, None
         plans = [plan for _ in begun.begun if (plan := self._next_plan()) is not None]
+        self._lookahead = lookahead
         if begun.are(plans):
+            self._lookahead = begun.lookahead
             self._end.detach()
             self._flow = self.record.flow = begun.flow
             self._end = self._ends_with(begun.flow)
@@ -159,6 +164,8 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         except StopIteration:
             self._exhausted = True
             return None
+        if self._lookahead is not None:
+            self._lookahead.reach(self.replayed_samples + self._planner.position)
         return self._planner.plan(index, after=self.replayed_samples)
 
     def _go_ahead(self) -> None:
@@ -170,7 +177,9 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
                 return
             most = min(loader.ready_ahead, self._pulled_ahead)
             assert isinstance(self._flow, Flow)
-            self._next = Ahead(self._flow, self._wiring.engine.epoch_work(), next_plans(loader), most)
+            work = self._wiring.engine.epoch_work()
+            lookahead = lookahead_of(loader, work.source, next_epoch=True)
+            self._next = Ahead(self._flow, work, next_plans(loader), most, lookahead)
         self._next.go_on()
 
     def _next_data(self) -> Any:

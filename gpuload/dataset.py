@@ -1,4 +1,4 @@
-"""ShardDataset: JPEGs in folders or shards, local or behind a URL, as a map-style data set of torch.
+"""ShardDataset: JPEGs in folders or shards of any format, local or behind a URL, as a map-style data set of torch.
 
 Owns the user's view of a data set: which fields a sample has, what a label is, and the bulk access by which the
 loader reads whole batches without a Python object a sample. Where samples lie is `shards/`'s, reading is `fetch/`'s.
@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import operator
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,29 +21,35 @@ from torch.utils.data import Dataset
 from gpuload.core.errors import ConfigError, ShardError, sample_error
 from gpuload.core.location import shown
 from gpuload.core.protocols import RangeReader
-from gpuload.core.refs import SAMPLE_REF
 from gpuload.core.structure import IMAGE, Column, EncodedImage, fill
+from gpuload.dataset_labels import find_labels
+from gpuload.fetch.cache_spec import parse_cache
 from gpuload.fetch.reader import reader_for
+from gpuload.shards.arrow import is_huggingface, refuse_other_huggingface
 from gpuload.shards.catalog import Catalog, open_catalog
+from gpuload.shards.fields import PICKLED, parse_field
 from gpuload.shards.index import sidecars_of
 from gpuload.shards.table import NO_LABEL, Finding
 
-Urls = str | os.PathLike | Iterable
-BLOCK = 1024
-"""Samples whose members are read at once when labels are taken from them."""
-
 
 class ShardDataset(Dataset):
-    """Images and their fields, by number, from a folder or from tar shards.
+    """Images and their fields, by number, from a folder, from shards, or from a list of images.
 
-    urls: a folder, a shard, a glob or brace pattern ("train-{000..099}.tar"), a URL that fsspec opens, or a list.
-    format: "auto", "folder" (class folders as for ImageFolder, or loose images) or "tar" (WebDataset).
-    transform: called with the RGB PIL image. fields: None for `(image, label)`; names for a tuple in that order; a
-    mapping {"pixel_values": "image", "labels": "label"} for a dict. Names are "image" (once), "label", "key", or a
-    member's extension: json becomes its Python value, txt a str, cls an int, anything else bytes. label: None for the
-    class folder or the `.cls` member; else the extension that holds an integer ("txt", or "json:field" for a field of
-    it), a function of the key, or a sequence of integers, one a sample. on_error: "raise", or "skip" to use what is
-    whole of damaged shards: `findings` says what was left out. storage_options: for fsspec.
+    urls: a folder, a shard, a glob or brace pattern ("train-{000..099}.tar"), a URL that fsspec opens, a list of these
+    or of images; or a Hugging Face `datasets.Dataset`. format: "auto", "folder" (class folders as for ImageFolder, or
+    loose images), "images" (a list of them), "tar" (WebDataset), "tfrecord", "parquet", "arrow", "zip" or "mds".
+    transform: called with the RGB PIL image.
+
+    fields: None for `(image, label)`; names for a tuple in that order; a mapping {"pixel_values": "image", "labels":
+    "label"} for a dict. Names are "image" (once), "label", "key", or one of `members`: a tar's extension (json becomes
+    its Python value, txt a str, cls an int, npy an array, else bytes), a column or feature of other formats. label:
+    None for the class folder, the `.cls` member or the label column; else the member that holds it ("txt", or
+    "json:field" for a field of it), a CSV or JSON file beside the images ("labels.csv", or "labels.csv:column"), a
+    function of the key, or a sequence, one a sample. Labels that are names are numbered in their sorted order.
+
+    on_error: "raise", or "skip" to use what is whole of damaged shards: `findings` says what was left out.
+    storage_options: for fsspec. cache: of remote shards, "200GB:/nvme", "200GB" in the user's cache directory, or
+    "memory:32GB". trust_pickle: pickled fields may be read, which runs code of whoever wrote the shards.
 
     Samples are numbered in the order of the shards and as they stand in each, in folders as ImageFolder numbers them.
     Raises ConfigError and ShardError when it is made, SampleError when a sample is read.
@@ -57,23 +62,31 @@ class ShardDataset(Dataset):
 
     def __init__(
         self,
-        urls: Urls,
+        urls: Any,
         format: str = "auto",
         transform: Callable[[Image.Image], Any] | None = None,
         fields: Sequence[str] | Mapping[str, str] | None = None,
-        label: str | Callable[[str], int] | Sequence[int] | None = None,
+        label: str | Callable[[str], Any] | Sequence[Any] | None = None,
         *,
         on_error: str = "raise",
         storage_options: Mapping[str, Any] | None = None,
+        cache: str | None = None,
+        trust_pickle: bool = False,
     ):
-        self.urls = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else [os.fspath(url) for url in urls]
+        refuse_other_huggingface(urls)
+        if is_huggingface(urls):  # its rows are found once, and copies need not carry it
+            self.urls: Any = f"datasets.Dataset of {len(urls)} rows"
+        else:
+            self.urls = os.fspath(urls) if isinstance(urls, (str, os.PathLike)) else [os.fspath(url) for url in urls]
+        parse_cache(cache)  # an error here and not at the first batch
+        self.cache, self.trust_pickle = cache, trust_pickle
         self.format, self.transform, self.fields, self.label = format, transform, fields, label
         self.on_error, self.storage_options = on_error, dict(storage_options or {})
         self._reader: RangeReader | None = None
         self._reader_pid = 0
         self._reader_lock = threading.Lock()
         self._names, self.slots = _slots(fields)
-        self._open(self._open_catalog())
+        self._open(self._open_catalog(urls if is_huggingface(urls) else self.urls))
 
     # What it holds
 
@@ -93,7 +106,7 @@ class ShardDataset(Dataset):
 
     @property
     def classes(self) -> list[str] | None:
-        """Class names by label: the class folders, or the `classes.json` beside packed shards; else None."""
+        """Names by label: of class folders, of labels that are names, of packed shards' `classes.json`; else None."""
         return list(self._classes) if self._classes is not None else None
 
     @property
@@ -107,8 +120,13 @@ class ShardDataset(Dataset):
 
     @property
     def members(self) -> tuple[str, ...]:
-        """The extensions that samples have beside their keys and labels, the images' own included."""
+        """What samples have beside images, keys and labels: a tar's extensions, all of them; columns or features."""
         return tuple(self._table.members)
+
+    @property
+    def encodings(self) -> Mapping[str, str]:
+        """How the bytes of members are read, as shards/fields.py names it; one that is missing, by its extension."""
+        return dict(self._table.encodings)
 
     # One sample
 
@@ -136,7 +154,8 @@ class ShardDataset(Dataset):
 
     def name(self, index: int) -> tuple[str, str]:
         """(shard or file, key) of a sample, for messages: a URL is without its credentials."""
-        return shown(self._table.files[int(self._table.images["file"][index])]), self._table.keys[index]
+        file = self._table.files[int(self._table.images["file"][index])]
+        return shown(self._table.origins.get(file, file)), self._table.keys[index]
 
     # Many samples
 
@@ -165,20 +184,22 @@ class ShardDataset(Dataset):
 
     def member_refs(self, name: str, ids: np.ndarray) -> np.ndarray:
         """SAMPLE_REF (n,): where the member with this extension lies; length -2 where a sample has none."""
-        refs = np.empty(len(ids), SAMPLE_REF)
-        refs["file"] = self._table.images["file"][ids]
-        member = self._table.members[name][ids]
-        refs["offset"], refs["length"] = member["offset"], member["length"]
-        return refs
+        return self._table.members[name][ids]
 
     def new_reader(self, *, batches: bool = False) -> RangeReader:
         """A reader of `files`, the caller's to close; batches: for many samples at once. The data set has its own."""
-        urls = self.files if self._catalog.format == "tar" else self.files[:1]  # a folder's lie in one place
-        return reader_for(urls, storage_options=self.storage_options, batches=batches)
+        urls = self.files[:1] if self._catalog.format == "folder" else self.files  # a folder's lie in one place
+        return reader_for(
+            urls,
+            storage_options=self.storage_options,
+            batches=batches,
+            cache=self.cache,
+            stamps=self._catalog.stamps,
+        )
 
     def sidecars(self) -> list[str]:
         """The files of seek points that lie beside its shards (`gpuload index` makes them)."""
-        return sidecars_of(self.files) if self._catalog.format == "tar" else []
+        return [] if self._catalog.listed else sidecars_of(self.files)
 
     def close(self) -> None:
         """Close files and threads; reading opens them again."""
@@ -190,12 +211,12 @@ class ShardDataset(Dataset):
     # Copies for other processes
 
     def __getstate__(self) -> dict[str, Any]:
-        """Shards: what they are called; their manifest is read again. Folders: the table too.
+        """Shards: what they are called; their manifest is read again. Folders, lists, Datasets: the table too.
 
         A folder is not listed again: that takes long, and it may have changed, so that numbers mean other samples.
         """
         state = {name: value for name, value in self.__dict__.items() if name not in _NOT_PICKLED}
-        if self._catalog.format == "folder":
+        if self._catalog.listed:
             state["_catalog"] = self._catalog
         state["_fingerprint"] = self._fingerprint()
         return state
@@ -206,7 +227,7 @@ class ShardDataset(Dataset):
         self.__dict__.update(state)
         self._reader, self._reader_pid, self._reader_lock = None, 0, threading.Lock()
         self._names, self.slots = _slots(self.fields)  # IMAGE is told by identity
-        self._open(catalog if catalog is not None else self._open_catalog())
+        self._open(catalog if catalog is not None else self._open_catalog(self.urls))
         if self._fingerprint() != fingerprint:
             cure = "Make the data set anew in the process that holds the old one"
             raise ShardError(shown(str(self.urls)), "the shards changed since this data set was opened", cure)
@@ -220,14 +241,22 @@ class ShardDataset(Dataset):
 
     # Inside
 
-    def _open_catalog(self) -> Catalog:
-        return open_catalog(self.urls, format=self.format, on_error=self.on_error, options=self.storage_options)
+    def _open_catalog(self, urls: Any) -> Catalog:
+        return open_catalog(urls, format=self.format, on_error=self.on_error, options=self.storage_options)
 
     def _open(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._table, self._classes, self._findings = catalog.table, catalog.classes, catalog.findings
         self._require_members()
-        self._labels = self._find_labels()
+        options, urls = self.storage_options, self.urls
+        found = find_labels(
+            self.label, catalog, self._table, urls, options, lambda name, ids: self._column(name, ids, {})
+        )
+        if found.findings and self.on_error == "raise":
+            first = found.findings[0]
+            raise ShardError(first.shard, first.problem, first.cure)
+        self._labels, self._classes = found.numbers, found.classes
+        self._findings += found.findings
         if "label" in self._names or self.label is not None:
             self._require_labels()
 
@@ -238,6 +267,11 @@ class ShardDataset(Dataset):
             if name not in self._table.members:
                 known = ", ".join(["image", "label", "key", *self._table.members])
                 raise ConfigError(f"fields names {name!r}, and no sample has such a member. There are: {known}")
+            if self._table.encodings.get(name) == PICKLED and not self.trust_pickle:
+                raise ConfigError(
+                    f"fields names {name!r}, which is pickled: reading it runs code of whoever wrote the shards. Pass "
+                    "trust_pickle=True if you trust them"
+                )
             has = self._table.members[name]["length"] >= 0
             self._leave_out(has, f"it has no .{name}, which fields asks for")
 
@@ -261,41 +295,6 @@ class ShardDataset(Dataset):
             raise ShardError(shard, f"sample {key}: {problem}{more}", cure)
         self._findings += tuple(Finding(*self.name(row), problem, cure) for row in lacking.tolist())
         self._table = self._table.keep(keep)
-
-    def _find_labels(self) -> np.ndarray | None:
-        label, n = self.label, len(self._table)
-        if label is None or label == "cls":
-            labels = self._table.labels
-            return labels if (labels != NO_LABEL).any() else None
-        if isinstance(label, str):
-            return self._labels_from_member(label)
-        if callable(label):
-            return np.fromiter((operator.index(label(key)) for key in self._table.keys), np.int64, n)
-        labels = np.asarray(label)
-        if labels.shape != (n,) or labels.dtype.kind not in "iu":
-            raise ConfigError(
-                f"label= is a sequence of shape {labels.shape} and type {labels.dtype}, and there are {n} samples. "
-                "Pass one integer a sample"
-            )
-        return labels.astype(np.int64)
-
-    def _labels_from_member(self, label: str) -> np.ndarray:
-        name, _, entry = label.partition(":")
-        if name not in self._table.members:
-            known = ", ".join(self._table.members) or "none, as in every image folder"
-            raise ConfigError(f"label={label!r} names no member. There are: {known}")
-        labels = np.full(len(self._table), NO_LABEL, np.int64)
-        for start in range(0, len(labels), BLOCK):
-            ids = np.arange(start, min(start + BLOCK, len(labels)))
-            ids = ids[self._table.members[name]["length"][ids] >= 0]
-            unread: dict[int, BaseException] = {}
-            for row, value in zip(ids.tolist(), self._column(name, ids, unread), strict=True):
-                value = value.get(entry) if entry and isinstance(value, dict) else value
-                try:
-                    labels[row] = int(value)  # type: ignore[arg-type]
-                except (TypeError, ValueError, OverflowError):
-                    continue  # stays NO_LABEL: raised or left out with the others that have none
-        return labels
 
     def _row(self, index: int) -> int:
         row = operator.index(index)
@@ -322,6 +321,9 @@ class ShardDataset(Dataset):
             return self._labels[ids]
         if name == "key":
             return [self._table.keys[row] for row in ids.tolist()]
+        encoding = self._table.encodings.get(name, "")
+        if encoding == PICKLED and not self.trust_pickle:
+            raise ConfigError(f"member {name} is pickled, and trust_pickle is False")
         encoded = self._open_reader().read(self.files, self.member_refs(name, ids))
         failures.update(encoded.failures)
         values: list[Any] = []
@@ -329,8 +331,8 @@ class ShardDataset(Dataset):
             value = None
             if row not in failures:
                 try:
-                    value = parse_member(name, encoded.encoded(row).tobytes())
-                except ValueError as error:
+                    value = parse_field(name, encoding, encoded.encoded(row).tobytes())
+                except Exception as error:  # whatever a damaged value or a pickle raises: it concerns this sample
                     failures[row] = ValueError(f"its .{name} member is not valid: {error}")
             values.append(value)
         return values
@@ -354,18 +356,6 @@ class ShardDataset(Dataset):
 
 _OPENED = {"_catalog", "_table", "_classes", "_findings", "_labels", "_names", "slots"}
 _NOT_PICKLED = _OPENED | {"_reader", "_reader_pid", "_reader_lock"}
-
-
-def parse_member(name: str, data: bytes) -> Any:
-    """A member's value by the last part of its extension. Raises ValueError where it is not what that says."""
-    kind = name.rpartition(".")[2]
-    if kind == "json":
-        return json.loads(data)
-    if kind == "txt":
-        return data.decode()
-    if kind == "cls":
-        return int(data)
-    return data
 
 
 def _slots(fields: Sequence[str] | Mapping[str, str] | None) -> tuple[list[str], Any]:

@@ -49,6 +49,7 @@ class NumberedSource:
     def __init__(self, dataset: Any, inner: Source):
         self._name, self._inner = dataset.name, inner
         self.fetch_threads = inner.fetch_threads
+        self.expect, self.cache_stats = (getattr(inner, name, None) for name in ("expect", "cache_stats"))
         fields: list[Any] = []
         map_leaves(fields.append, inner.slots)
         number = Column(sum(field is not IMAGE for field in fields))

@@ -18,6 +18,7 @@ from gpuload.core.philox import sample_keys
 from gpuload.core.refs import as_ids
 from gpuload.engine.flow import Flow
 from gpuload.engine.work import Work
+from gpuload.lookahead import Lookahead
 from gpuload.resume import own_plan
 
 
@@ -86,13 +87,14 @@ def next_plans(loader: Any) -> Iterator[BatchPlan]:
 class Ahead:
     """The first batches of the next epoch, behind the last ones of this one in their flow.
 
-    work: what makes and counts them. most: how many at most, within the flow's depth.
+    work: what makes and counts them. most: how many at most, within the flow's depth. lookahead: of that epoch.
     """
 
     flow: Flow
     work: Work
     plans: Iterator[BatchPlan]
     most: int
+    lookahead: Lookahead | None = None
     begun: list[tuple[BatchPlan, Any]] = field(default_factory=list)
 
     def go_on(self) -> None:
@@ -103,6 +105,8 @@ class Ahead:
             if plan is None or seen is None:
                 self.most = len(self.begun)
                 return
+            if self.lookahead is not None and not self.begun:
+                self.lookahead.reach(0)
             self.begun.append((plan, seen))
             self.flow.put(plan, self.work)
 

@@ -71,6 +71,10 @@ class EpochRecord:
     pid: int = field(default_factory=os.getpid)
     cpus: int = field(default_factory=default_threads)
     _drawn_at: float = 0.0
+    _cached_before: Any = None  # what the cache had given when the epoch began
+
+    def __post_init__(self) -> None:
+        self._cached_before = _cache_stats(self.flow)
 
     def received(self, asked_at: float, images: int) -> None:
         """A batch of `images` images, asked for at `asked_at` (perf_counter), goes to the consumer now."""
@@ -145,8 +149,11 @@ class EpochRecord:
         queues = flow.queues(until)
         before = {"fetch": queues.planned, "decode": queues.decode, "finish": queues.finish}
         stages = [meter.snapshot(consumer.started, until) for meter in flow.work.meters.all()]
+        cache = _cache_stats(flow)
         return replace(
             found,
+            cache_hit_rate=None if cache is None else cache.since(self._cached_before).hit_rate,
+            cache_stopped="" if cache is None else cache.store.stopped,
             ready=flow.ready,
             ready_mean=queues.ready.mean,
             ready_empty=queues.ready.empty,
@@ -156,6 +163,12 @@ class EpochRecord:
             stages=tuple(replace(s, queue=before[s.name].mean, empty=before[s.name].empty) for s in stages),
             decoders=dict(flow.work.decoders),
         )
+
+
+def _cache_stats(flow: Flow | InlineFlow | None) -> Any:
+    """Of the source's cache; None where it has none."""
+    stats = None if flow is None else getattr(flow.work.source, "cache_stats", None)
+    return None if stats is None else stats()
 
 
 def begin_record(

@@ -24,6 +24,7 @@ from gpuload.dataset import ShardDataset
 from gpuload.fetch.reader import LocalReader
 from gpuload.mixed import MixedDataset, MixedSource
 from gpuload.numbered import Numbered, NumberedSource
+from gpuload.shards.arrow import is_huggingface
 
 _ONE_THREAD = "get_encoded is called from one thread at a time; encoded_thread_safe = True lets several call it"
 
@@ -85,7 +86,7 @@ def _folder(dataset: Dataset[Any]) -> Understood:
     if folder is None or not isinstance(dataset, folder.DatasetFolder):
         raise NotUnderstoodError(
             f"{kind} is not a data set that gpuload knows (torchvision's ImageFolder and DatasetFolder, their Subset, "
-            "gpuload.ShardDataset, or any with get_encoded)"
+            f"gpuload.ShardDataset, or any with get_encoded){_wrap_it(dataset)}"
         )
     _same_methods(dataset, folder.DatasetFolder, ("__getitem__", "__len__"))
     loader = dataset.loader
@@ -97,6 +98,10 @@ def _folder(dataset: Dataset[Any]) -> Understood:
     elif loader is not folder.pil_loader:
         raise NotUnderstoodError(f"{kind} loads its images with {getattr(loader, '__name__', loader)!r}")
     return Understood(f"{kind} at {dataset.root}", dataset.transform, lambda: FolderSource(dataset))
+
+
+def _wrap_it(dataset: Any) -> str:
+    return ": ShardDataset(dataset, transform=...) reads it as it lies" if is_huggingface(dataset) else ""
 
 
 def _nothing_overrides(dataset: Any) -> None:
@@ -224,9 +229,15 @@ class ShardSource:
         self._reader = dataset.new_reader(batches=True)
         self.fetch_threads = LOCAL_FETCH_THREADS if isinstance(self._reader, LocalReader) else REMOTE_FETCH_THREADS
         self.slots = dataset.slots
+        self.expect = None if isinstance(self._reader, LocalReader) else self._expect
+        self.cache_stats = getattr(self._reader, "cache_stats", None)
 
     def __len__(self) -> int:
         return len(self._dataset)
+
+    def _expect(self, ids: np.ndarray) -> object:
+        """These are read soon (lookahead.py)."""
+        return self._reader.expect(self._dataset.files, self._dataset.refs(ids))  # type: ignore[attr-defined]
 
     def name(self, sample: int) -> tuple[str, str]:
         if not isinstance(sample, int) or not -len(self) <= sample < len(self):
@@ -270,6 +281,13 @@ class SubsetSource:
     def __init__(self, subset: Any, inner: Source):
         self._subset, self._inner = subset, inner
         self.fetch_threads = inner.fetch_threads
+        known = isinstance(subset.indices, (list, range)) and hasattr(inner, "expect")
+        self.expect = self._expect if known and inner.expect is not None else None  # type: ignore[attr-defined]
+        self.cache_stats = getattr(inner, "cache_stats", None)
+
+    def _expect(self, ids: np.ndarray) -> object:
+        inner = as_ids([self._subset.indices[sample] for sample in ids.tolist()])
+        return self._inner.expect(inner)  # type: ignore[attr-defined]
 
     @property
     def slots(self) -> Any:

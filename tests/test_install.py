@@ -248,7 +248,7 @@ def test_torchs_cuda_is_read_without_importing_torch():
         ("cuda13", "torch==2.14.1"),
         ("cuda13", "torch==2.11.0"),  # the oldest on PyPI built for CUDA 13
         ("cuda12,bench,dev", "torch>=2.6,<2.11"),
-        ("dali,bench,demo,dev,ptx,frameworks", "torch"),
+        ("dali,bench,demo,dev,ptx,frameworks,formats,s3,servers,peers", "torch"),
     ],
 )
 def test_every_extra_resolves_with_the_torch_it_is_for(wheel, tmp_path, extra, torch):

@@ -211,7 +211,7 @@ def test_classes_stand_beside_the_shards(shards, tmp_path):
         ({"fields": ("image", "image")}, "exactly once"),
         ({"fields": "image"}, "neither a sequence"),
         ({"fields": ("image", "xml")}, "'xml'.*There are: image, label, key, bin, cls, jpg, json, txt"),
-        ({"format": "parquet"}, "format='parquet' is not known"),
+        ({"format": "lmdb"}, "format='lmdb' is not known"),
         ({"on_error": "ignore"}, "on_error='ignore' is not known"),
         ({"label": "xml"}, "label='xml' names no member"),
         ({"label": [1, 2]}, r"shape \(2,\).*7 samples"),
@@ -348,7 +348,7 @@ def test_what_is_no_data_gets_a_cure_that_helps(tmp_path):
     (tmp_path / "x.jpg").write_bytes(b"\xff\xd8\xff\xe0" + bytes(900))
     (tmp_path / "x.tar").write_bytes(b"\xff\xd8\xff\xe0" + bytes(900))
     for name in ("x.jpg", "x.tar"):
-        with pytest.raises(ShardError, match="it is a single image, and no tar. Name the folder that holds it"):
+        with pytest.raises(ShardError, match="it is a single image, and no shard. Name the folder that holds it"):
             ShardDataset(tmp_path / name)
     for name in ("nonexist", "nonexist/"):
         for format in ("auto", "folder", "tar"):

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from gpuload.cli.progress import bytes_progress, count_progress
 from gpuload.core.location import is_local
-from gpuload.shards.catalog import tar_shards
+from gpuload.shards.catalog import shards_of
 from gpuload.shards.manifest import open_manifest
 from gpuload.shards.table import Finding
 from gpuload.shards.urls import expand
@@ -41,12 +41,12 @@ def index(
     storage_options: Mapping[str, Any] | None = None,
     progress: bool = False,
 ) -> Indexed:
-    """Index these tar shards, all of them anew with `rebuild`. Raises ShardError where one cannot be read.
+    """Index these shards, all of them anew with `rebuild`. Raises ShardError where one cannot be read.
 
     entropy: also look for the seek points of each JPEG, for which all data is read. None: of local shards.
     """
     options = dict(storage_options or {})
-    shards = [shard for url in expand(urls, options) for shard in tar_shards(url, options)]
+    shards = [shard for url in expand(urls, options) for shard in shards_of(url, options)]
     with count_progress("indexing", len(shards), shown=progress) as advance:
         scan = open_manifest(shards, options, rebuild=rebuild, on_shard=lambda url: advance(1))
     if not (all(map(is_local, shards)) if entropy is None else entropy):
@@ -59,7 +59,7 @@ def index(
 
 
 def index_command(
-    urls: Annotated[list[str], typer.Argument(help="Tar shards: paths, patterns, folders or URLs.")],
+    urls: Annotated[list[str], typer.Argument(help="Shards: paths, patterns, folders or URLs.")],
     entropy: Annotated[
         bool | None,
         typer.Option(help="Find seek points in the JPEGs, for which all data is read.", show_default="local shards"),

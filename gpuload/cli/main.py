@@ -31,7 +31,11 @@ SUBCOMMANDS = {
     "tune": Subcommand(
         "gpuload.cli.tune.command", "tune_command", "Find the depth and the threads for your data and step."
     ),
-    "pack": Subcommand("gpuload.cli.pack", "pack_command", "Write a data set as tar shards."),
+    "pack": Subcommand("gpuload.cli.pack", "pack_command", "Write a data set as shards: tar, TFRecord, Parquet, MDS."),
+    "verify": Subcommand(
+        "gpuload.cli.verify", "verify_command", "Read everything again: checksums, structure, images."
+    ),
+    "inspect": Subcommand("gpuload.cli.inspect", "inspect_command", "Say what a data set holds, and show it."),
     "index": Subcommand("gpuload.cli.index", "index_command", "Index shards, so that training starts at once."),
 }
 

@@ -1,6 +1,6 @@
 """Which errors of remote storage are worth another attempt, how many, and after how long.
 
-Owns the classification and the waits: pure. Carrying them out is fetch/remote.py's for samples and shards/urls.py's
+Owns the classification and the waits: pure. Carrying them out is fetch/link.py's for samples and shards/urls.py's
 for everything that is asked before.
 """
 
@@ -28,7 +28,18 @@ PERMANENT = (
 )
 """Answers that stay the same however often one asks, and errors of a program, its arguments or installation."""
 
-PERMANENT_ERRNO = frozenset({errno.EOPNOTSUPP, errno.ELOOP, errno.ENAMETOOLONG})
+PERMANENT_ERRNO = frozenset(
+    {
+        *(errno.EOPNOTSUPP, errno.ELOOP, errno.ENAMETOOLONG, errno.ESTALE),
+        *(
+            errno.ENOENT,
+            errno.EACCES,
+            errno.EPERM,
+            errno.EISDIR,
+            errno.ENOTDIR,
+        ),  # of libraries with errors of their own
+    }
+)
 
 RETRIED_STATUS = frozenset({408, 425, 429})
 """HTTP's "not now" among the 4xx; the others are final."""
@@ -41,7 +52,9 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, OSError) and error.errno in PERMANENT_ERRNO:
         return False
     status = getattr(error, "status", None)
-    if isinstance(status, int) and 400 <= status < 500:
+    # aiohttp gives its own "400" to an answer that it cannot parse: what is left of one longer than it said, say.
+    garbled = type(error.__cause__).__module__ == "aiohttp.http_exceptions"
+    if isinstance(status, int) and 400 <= status < 500 and not garbled:
         return status in RETRIED_STATUS
     return True
 

@@ -102,7 +102,9 @@ class Stats:
     getting a batch and asking for the next. ready: batches finished and not yet handed over; ready_mean: the same over
     time; ready_empty: share of the time without any. blocked: share of the time in which all that was let in was
     finished and the stages stood still, since the consumer is slower. bytes_in_flight: encoded bytes read and not yet
-    decoded. cpu_s: this process's CPU seconds in elapsed_s; cpus: how many it may use. decoders: images by decoder.
+    decoded. cache_hit_rate: share of the epoch's samples that came from the cache of remote shards, None without one;
+    cache_stopped: why it does not grow any more, "" while it does. cpu_s: this process's CPU seconds in elapsed_s;
+    cpus: how many it may use. decoders: images by decoder.
     errors: bad samples by kind, since the loader was made; error_file: where each is listed. history: queues over time.
     gpu_utilisation (0 to 1), gpu_memory_bytes, gpu_in_bytes_per_s, gpu_out_bytes_per_s (over PCIe): by NVML, None
     where it doesn't say.
@@ -125,6 +127,8 @@ class Stats:
     ready_empty: float = 0.0
     blocked: float = 0.0
     bytes_in_flight: int = 0
+    cache_hit_rate: float | None = None
+    cache_stopped: str = ""
     cpu_s: float = 0.0
     cpus: int = 1
     stages: tuple[StageStats, ...] = ()
@@ -177,7 +181,8 @@ class Stats:
 
 
 _SCALARS = (
-    *("images", "batches", "images_per_s", "first_batch_s", "starved", "blocked", "ready", "bytes_in_flight", "cpu_s"),
+    *("images", "batches", "images_per_s", "first_batch_s", "starved", "blocked", "ready", "bytes_in_flight"),
+    *("cache_hit_rate", "cpu_s"),
     *("gpu_utilisation", "gpu_memory_bytes", "gpu_in_bytes_per_s", "gpu_out_bytes_per_s"),
 )
 

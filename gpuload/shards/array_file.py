@@ -21,7 +21,7 @@ import numpy as np
 from gpuload.core.replacing import replacing
 
 MAGIC = b"gpuload\n"
-VERSION = 1
+VERSION = 2
 _PREFIX = struct.Struct("<8sII16s")
 
 

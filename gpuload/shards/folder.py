@@ -16,7 +16,7 @@ import numpy as np
 from gpuload.core.errors import ShardError
 from gpuload.core.location import is_local, shown
 from gpuload.core.refs import whole_files
-from gpuload.shards.table import Finding, SampleTable, Strings, join
+from gpuload.shards.table import NO_LABEL, Finding, SampleTable, Strings, join
 from gpuload.shards.urls import Options, asked
 
 IMAGE_EXTENSIONS = (".jpg", ".jpeg", ".png", ".ppm", ".bmp", ".pgm", ".tif", ".tiff", ".webp")
@@ -63,7 +63,8 @@ def scan_folder(url: str, options: Options) -> Folder:
         known = ", ".join(IMAGE_EXTENSIONS)
         raise FolderError(url, f"no image in it (looked for {known})", "Name a folder of images, or of class folders")
     if not any(tree[name] for name in classes):
-        note = Finding(url, "", f"no class folders: {len(loose)} loose images, all with label 0", note=True)
+        problem = f"no class folders: {len(loose)} loose images, all with label 0 unless label= says more"
+        note = Finding(url, "", problem, note=True)
         return Folder(_table(url, loose, np.zeros(len(loose), np.int64)), None, (note,))
     findings = [
         Finding(
@@ -81,6 +82,13 @@ def scan_folder(url: str, options: Options) -> Folder:
     paths = [path for name in classes for path in tree[name]]
     labels = np.repeat(np.arange(len(classes)), [len(tree[name]) for name in classes]).astype(np.int64)
     return Folder(_table(url, paths, labels), tuple(classes), tuple(findings))
+
+
+def images_of(urls: Sequence[str]) -> Folder:
+    """Image files named one by one: without labels. Keys are their paths."""
+    keys = Strings.of(os.path.splitext(url)[0] for url in urls)
+    labels = np.full(len(urls), NO_LABEL, np.int64)
+    return Folder(SampleTable(Strings.of(urls), whole_files(np.arange(len(urls))), labels, keys), None)
 
 
 def join_folders(folders: Sequence[Folder]) -> Folder:

@@ -1,25 +1,28 @@
 """The index of one shard: its table, kept beside it as `<shard>.gpuload`, or in the cache directory.
 
-Owns where an index lies and whether it still fits its shard (size and time or etag). Making the table is the
-format's. An index that is stale, damaged or of another version is made again; one that cannot be stored anywhere
-costs the next start the same work, as does one of a shard whose versions its server does not tell apart.
+Owns where an index lies and whether it still fits its shard (size and time or etag), and the expansion of it, where
+there is one. Making the table is the format's. An index that is stale, damaged or of another version is made again; one
+that cannot be stored anywhere costs the next start the same work, as does one of a shard whose versions its server does
+not tell apart.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from gpuload.core.location import cache_dir, is_local
+from gpuload.core.stamp import Stamp
 from gpuload.shards.array_file import Arrays, read_arrays, write_arrays
-from gpuload.shards.table import Finding, SampleTable, Strings
-from gpuload.shards.tar import ShardScan, scan_tar
-from gpuload.shards.urls import Options, Stamp
+from gpuload.shards.expansion import expansion_path, purpose_of
+from gpuload.shards.formats import scan_shard
+from gpuload.shards.table import Finding, SampleTable, ShardScan, Strings
+from gpuload.shards.urls import Options
 
 SUFFIX = ".gpuload"
 ENTROPY_SUFFIX = ".gpuload-entropy"
@@ -39,19 +42,27 @@ def sidecars_of(shards: Iterable[str]) -> list[str]:
     return [path for path in paths if os.path.exists(path)]
 
 
-def open_index(url: str, stamp: Stamp, options: Options, *, rebuild: bool = False) -> ShardScan:
-    """The shard's samples, from its index where that still fits, else from its headers. Raises ShardError."""
+def open_index(url: str, stamp: Stamp, options: Options, *, format: str = "auto", rebuild: bool = False) -> ShardScan:
+    """The shard's samples, from its index where that still fits, else from the shard itself. Raises ShardError."""
     if not stamp.version:
-        return scan_tar(url, stamp.size, options)
-    meta = {"kind": "index", "stamp": str(stamp)}
+        return scan_shard(url, stamp, options, format=format)
+    meta = {"kind": "index", "format": format, "stamps": [str(stamp)]}
     if not rebuild:
         for path in index_paths(url):
-            found = read_arrays(path)
-            if found is not None and {name: found.meta.get(name) for name in meta} == meta:
-                return from_arrays(found, files=[url])
-    scan = scan_tar(url, stamp.size, options)
-    store(index_paths(url), to_arrays(scan, meta))
+            scan = load(path, meta, [url], [stamp])
+            if scan is not None:
+                return scan
+    scan = scan_shard(url, stamp, options, format=format)
+    store(index_paths(url), to_arrays(scan, meta, [url], [stamp]))
     return scan
+
+
+def load(path: str, meta: Mapping[str, Any], urls: Sequence[str], versions: Sequence[Stamp]) -> ShardScan | None:
+    """What is stored there if its meta is this one, of shards called `urls` now; None where it cannot be used."""
+    found = read_arrays(path)
+    if found is None or {name: found.meta.get(name) for name in meta} != dict(meta):
+        return None
+    return from_arrays(found, urls, versions)
 
 
 def store(paths: list[str], content: Arrays) -> str | None:
@@ -72,10 +83,17 @@ def kept_read_only(folder: str) -> bool:
     return os.path.isdir(folder) and not os.stat(folder).st_mode & 0o222
 
 
-def to_arrays(scan: ShardScan, meta: Mapping[str, Any]) -> Arrays:
-    """A scan as it is stored: files by number, so that shards may move with their index."""
+def to_arrays(scan: ShardScan, meta: Mapping[str, Any], urls: Sequence[str], versions: Sequence[Stamp]) -> Arrays:
+    """A scan of these shards as it is stored: files by shard and purpose, so that shards may move with their index."""
     table = scan.table
-    number = {file: i for i, file in enumerate(table.files)}
+    number = {url: i for i, url in enumerate(urls)}
+    expanded = {
+        expansion_path(url, version, ""): i for i, (url, version) in enumerate(zip(urls, versions, strict=True))
+    }
+    files = []
+    for file in table.files:
+        purpose = "" if file in number else purpose_of(file)
+        files.append([number[file] if file in number else expanded[file.removesuffix(purpose)], purpose])
     findings = [{**asdict(finding), "shard": number[finding.shard]} for finding in scan.findings]
     arrays = {
         "images": table.images,
@@ -84,18 +102,27 @@ def to_arrays(scan: ShardScan, meta: Mapping[str, Any]) -> Arrays:
         "key_bounds": table.keys.bounds,
         **{f"member:{name}": refs for name, refs in table.members.items()},
     }
-    return Arrays({**meta, "findings": findings}, arrays)
+    described = {"files": files, "findings": findings, "classes": scan.classes, "encodings": dict(table.encodings)}
+    return Arrays({**meta, **described}, arrays)
 
 
-def from_arrays(stored: Arrays, *, files: list[str]) -> ShardScan:
-    """The inverse of `to_arrays`; `files` as they are called now."""
-    arrays = stored.arrays
+def from_arrays(stored: Arrays, urls: Sequence[str], versions: Sequence[Stamp]) -> ShardScan | None:
+    """The inverse of `to_arrays`, of shards as they are called now; None where an expansion is gone or elsewhere."""
+    arrays, meta = stored.arrays, stored.meta
+    files = []
+    for number, purpose in meta["files"]:
+        files.append(expansion_path(urls[number], versions[number], purpose) if purpose else urls[number])
+        if purpose and not os.path.exists(files[-1]):
+            return None
     table = SampleTable(
         Strings.of(files),
         arrays["images"],
         arrays["labels"],
         Strings(arrays["key_text"].tobytes(), arrays["key_bounds"]),
         {name.removeprefix("member:"): refs for name, refs in arrays.items() if name.startswith("member:")},
+        meta["encodings"],
+        {path: urls[number] for path, (number, purpose) in zip(files, meta["files"], strict=True) if purpose},
     )
-    findings = [Finding(**{**finding, "shard": files[finding["shard"]]}) for finding in stored.meta["findings"]]
-    return ShardScan(table, tuple(findings))
+    findings = tuple(Finding(**{**finding, "shard": urls[finding["shard"]]}) for finding in meta["findings"])
+    classes = meta["classes"]
+    return ShardScan(table, findings, None if classes is None else tuple(classes))

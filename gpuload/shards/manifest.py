@@ -14,12 +14,11 @@ from dataclasses import replace
 
 from gpuload.core.errors import ShardError
 from gpuload.core.location import cache_dir, is_local, shown
+from gpuload.core.stamp import Stamp
 from gpuload.core.threads import ask_all
-from gpuload.shards.array_file import read_arrays
-from gpuload.shards.index import from_arrays, open_index, store, to_arrays
-from gpuload.shards.table import Finding, join
-from gpuload.shards.tar import ShardScan
-from gpuload.shards.urls import Options, Stamp, stamps
+from gpuload.shards.index import load, open_index, store, to_arrays
+from gpuload.shards.table import Finding, ShardScan, join_scans
+from gpuload.shards.urls import Options, stamps
 
 BUILD_THREADS = 8
 """Indexing waits for disks and servers, and holds the GIL in between: 8 hide the waiting, more add nothing."""
@@ -46,38 +45,41 @@ def open_manifest(
     urls: list[str],
     options: Options,
     *,
+    format: str = "auto",
     tolerant: bool = False,
     rebuild: bool = False,
     on_shard: Callable[[str], None] = lambda url: None,
 ) -> ShardScan:
     """All samples of these shards, in order. `on_shard` hears of each shard that was indexed.
 
-    Raises ShardError for a shard that cannot be read or is no tar; tolerant: it becomes a finding, and as long as
-    there is one, no manifest is kept. One shard's index is its own manifest. Shards whose server tells neither time
-    nor etag are indexed anew each time, and a warning says so.
+    format: of all of them, or "auto" for the one that each has. Raises ShardError for a shard that cannot be read or is
+    none of that format; tolerant: it becomes a finding, and as long as there is one, no manifest is kept. One shard's
+    index is its own manifest. Shards whose server tells neither time nor etag are indexed anew each time, and a warning
+    says so.
     """
     unusable: list[ShardError] = []
     found_stamps = stamps(urls, options, failed=unusable if tolerant else None)
     urls = [url for url, version in zip(urls, found_stamps, strict=True) if version is not None]
     versions = [version for version in found_stamps if version is not None]
+    by_url = dict(zip(urls, versions, strict=True))
     names = [os.path.basename(url) for url in urls]
-    meta = {"kind": "manifest", "names": names, "stamps": [str(version) for version in versions]}
+    stamps_told = [str(version) for version in versions]
+    meta = {"kind": "manifest", "format": format, "names": names, "stamps": stamps_told}
     kept = _tell_versions(urls, versions) and len(urls) > 1
     if kept and not rebuild:
         for path in manifest_paths(urls):
-            found = read_arrays(path)
-            if found is not None and {name: found.meta.get(name) for name in meta} == meta:
-                return from_arrays(found, files=urls)
-    scans = _build(urls, versions, options, rebuild, unusable if tolerant else None, on_shard)
-    findings = tuple(finding for scan in scans for finding in scan.findings)
+            stored = load(path, meta, urls, versions)
+            if stored is not None:
+                return replace(stored, stamps=by_url)
+    scans = _build(urls, versions, options, format, rebuild, unusable if tolerant else None, on_shard)
     if not scans:
         raise unusable[0]
-    whole = ShardScan(join([scan.table for scan in scans]), findings)
+    whole = replace(join_scans(scans), stamps=by_url)
     if unusable:
         lost = tuple(Finding(error.url, "", error.problem, error.cure) for error in unusable)
-        return replace(whole, findings=findings + lost)
+        return replace(whole, findings=whole.findings + lost)
     if kept:
-        store(manifest_paths(urls), to_arrays(whole, meta))
+        store(manifest_paths(urls), to_arrays(whole, meta, urls, versions))
     return whole
 
 
@@ -98,6 +100,7 @@ def _build(
     urls: list[str],
     versions: list[Stamp],
     options: Options,
+    format: str,
     rebuild: bool,
     failed: list[ShardError] | None,
     on_shard: Callable[[str], None],
@@ -105,7 +108,7 @@ def _build(
     scans: dict[int, ShardScan] = {}
 
     def open_one(number: int) -> ShardScan:
-        return open_index(urls[number], versions[number], options, rebuild=rebuild)
+        return open_index(urls[number], versions[number], options, format=format, rebuild=rebuild)
 
     for answered in ask_all(open_one, range(len(urls)), threads=BUILD_THREADS, name="gpuload-index"):
         try:

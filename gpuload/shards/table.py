@@ -1,23 +1,29 @@
 """The samples of a data set as arrays: where each image lies, its label, its key and its other fields.
 
-Owns the in-memory form, joining and selecting. Making one is the formats' (folder.py, tar.py), keeping one on disk
-is index.py's and manifest.py's.
+Owns the in-memory form, joining and selecting. Making one is the formats' (folder.py, tar.py, tfrecord.py and so on),
+keeping one on disk is index.py's and manifest.py's, reading a field's bytes as a value is fields.py's.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from gpuload.core.errors import ShardError
 from gpuload.core.location import shown
-
-MEMBER = np.dtype([("offset", np.int64), ("length", np.int64)])
-"""A field of a sample other than its image, in the same file. `length` MISSING: this sample has none."""
+from gpuload.core.refs import SAMPLE_REF
+from gpuload.core.stamp import Stamp
 
 MISSING = -2
+"""The `length` of a member that a sample does not have."""
+
 NO_LABEL = np.iinfo(np.int64).min
+
+ONE, SEVERAL = "tf", "tf[]"
+"""Encodings of a TFRecord's feature: one value in each sample, or a list. A list of one where others have more stays a
+list, so that a field has one type over all shards."""
 
 
 class Strings(Sequence[str]):
@@ -83,7 +89,9 @@ class Finding:
 class SampleTable:
     """n samples. files: paths or URLs. images: SAMPLE_REF (n,). labels: int64 (n,), NO_LABEL where there is none.
 
-    keys: n names. members: extension -> MEMBER (n,).
+    keys: n names. members: name -> SAMPLE_REF (n,), where the samples' other fields lie, length MISSING where one has
+    none. encodings: name -> how a member's bytes are read (fields.py); one that is not named is read by its extension.
+    origins: expansion -> the shard that it was made of, for those of `files` that are one.
     """
 
     files: Strings
@@ -91,6 +99,8 @@ class SampleTable:
     labels: np.ndarray
     keys: Strings
     members: Mapping[str, np.ndarray] = field(default_factory=dict)
+    encodings: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.images)
@@ -99,34 +109,96 @@ class SampleTable:
         """The samples where mask (n,) is true; all files stay listed."""
         rows = np.flatnonzero(mask)
         members = {name: refs[rows] for name, refs in self.members.items()}
-        return SampleTable(self.files, self.images[rows], self.labels[rows], self.keys.take(rows), members)
+        return replace(
+            self, images=self.images[rows], labels=self.labels[rows], keys=self.keys.take(rows), members=members
+        )
+
+
+@dataclass(frozen=True)
+class ShardScan:
+    """What one shard holds, or several: its samples, and what stands in the way of others.
+
+    classes: names by label, where the shard tells them. stamps: of shards, by URL, as they were when this was made.
+    """
+
+    table: SampleTable
+    findings: tuple[Finding, ...] = ()
+    classes: tuple[str, ...] | None = None
+    stamps: Mapping[str, Stamp] = field(default_factory=dict)
 
 
 def join(tables: Sequence[SampleTable]) -> SampleTable:
-    """One table of all samples, in order. A field that only some tables have is MISSING in the others."""
+    """One table of all samples, in order. A field that only some tables have is MISSING in the others.
+
+    Raises ShardError where the tables do not agree on how a field is read.
+    """
     if len(tables) == 1:
         return tables[0]
-    images = np.concatenate([table.images for table in tables])
     first_file = np.cumsum([0] + [len(table.files) for table in tables])
-    images["file"] += np.repeat(first_file[:-1], [len(table) for table in tables]).astype(np.int32)
+    shift = np.repeat(first_file[:-1], [len(table) for table in tables]).astype(np.int32)
+    images = np.concatenate([table.images for table in tables])
+    images["file"] += shift
     names = list(dict.fromkeys(name for table in tables for name in table.members))
-    members = {
-        name: np.concatenate([table.members.get(name, missing(len(table))) for table in tables]) for name in names
-    }
+    members = {}
+    for name in names:
+        members[name] = np.concatenate([table.members.get(name, missing(len(table))) for table in tables])
+        members[name]["file"] += shift
     return SampleTable(
         _join_strings([table.files for table in tables]),
         images,
         np.concatenate([table.labels for table in tables]),
         _join_strings([table.keys for table in tables]),
         members,
+        _join_encodings(tables, names),
+        {file: shard for table in tables for file, shard in table.origins.items()},
     )
 
 
+def join_scans(scans: Sequence[ShardScan]) -> ShardScan:
+    """Several shards as one. Where they name other classes, labels go by the sorted names of all.
+
+    Raises ShardError as `join` does.
+    """
+    findings = tuple(finding for scan in scans for finding in scan.findings)
+    named = list(dict.fromkeys(scan.classes for scan in scans if scan.classes is not None))
+    if len(named) < 2:
+        return ShardScan(join([scan.table for scan in scans]), findings, named[0] if named else None)
+    classes = tuple(sorted({name for names in named for name in names}))
+    return ShardScan(join([_renumbered(scan, classes) for scan in scans]), findings, classes)
+
+
+def _renumbered(scan: ShardScan, classes: tuple[str, ...]) -> SampleTable:
+    table, old = scan.table, scan.classes
+    if old is None:
+        return table
+    place = {name: number for number, name in enumerate(classes)}
+    known = (table.labels >= 0) & (table.labels < len(old))
+    labels = table.labels.copy()
+    labels[known] = np.array([place[name] for name in old] or [0], np.int64)[table.labels[known]]
+    return replace(table, labels=labels)
+
+
 def missing(n: int) -> np.ndarray:
-    """MEMBER (n,) of samples that have no such field."""
-    refs = np.zeros(n, MEMBER)
+    """SAMPLE_REF (n,) of samples that have no such field."""
+    refs = np.zeros(n, SAMPLE_REF)
     refs["length"] = MISSING
     return refs
+
+
+def _join_encodings(tables: Sequence[SampleTable], names: Sequence[str]) -> dict[str, str]:
+    encodings: dict[str, str] = {}
+    for table in tables:
+        for name in names:
+            if name not in table.members or not (table.members[name]["length"] != MISSING).any():
+                continue
+            mine = table.encodings.get(name, "")
+            known = encodings.setdefault(name, mine)
+            if {mine, known} == {ONE, SEVERAL}:
+                encodings[name] = SEVERAL
+            elif mine != known:
+                problem = f"its field {name} is stored as {mine or 'a file'}, in others as {known or 'a file'}"
+                raise ShardError(shown(table.files[0]), problem, "Read them separately, or write them alike")
+    return {name: encoding for name, encoding in encodings.items() if encoding}
 
 
 def _join_strings(parts: Sequence[Strings]) -> Strings:

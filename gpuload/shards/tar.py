@@ -6,23 +6,18 @@ format is tar_headers.py's.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
 
 import numpy as np
 
 from gpuload.core.errors import ShardError
 from gpuload.core.location import is_local, shown
 from gpuload.core.refs import SAMPLE_REF
+from gpuload.shards.expansion import Shard
 from gpuload.shards.folder import is_image
-from gpuload.shards.table import MEMBER, NO_LABEL, Finding, SampleTable, Strings, missing
+from gpuload.shards.table import NO_LABEL, Finding, SampleTable, ShardScan, Strings, missing
 from gpuload.shards.tar_headers import Damage, Member, Window, looks_like_tar, scan
-from gpuload.shards.urls import Options, reading
-
-COMPRESSED = {b"\x1f\x8b": "gzip", b"BZh": "bzip2", b"\xfd7zXZ\0": "xz", b"\x28\xb5\x2f\xfd": "zstd"}
-"""Magic bytes of what people put around a tar. None of them can be read from the middle."""
-
-IMAGE_MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n")
-"""JPEG's and PNG's first bytes: one image where a shard should be is the commonest mistake."""
+from gpuload.shards.urls import reading
 
 LOCAL_WINDOW_BYTES = 4 << 10
 """A header, the PAX header before it and a label come with one read; the images between them are stepped over."""
@@ -39,24 +34,16 @@ PREFERRED = ("jpg", "jpeg", "png", "webp", "bmp", "ppm", "pgm", "tif", "tiff")
 REPACK = "Write it again, or pass on_error='skip' to use the samples that are whole"
 
 
-@dataclass(frozen=True)
-class ShardScan:
-    """What one shard holds: its samples, and what stands in the way of others."""
-
-    table: SampleTable
-    findings: tuple[Finding, ...] = ()
-
-
-def scan_tar(url: str, size: int, options: Options) -> ShardScan:
+def scan_tar(shard: Shard) -> ShardScan:
     """Index one tar by its headers. Raises ShardError where it cannot be read or is no tar at all."""
-    window_bytes = LOCAL_WINDOW_BYTES if is_local(url) else REMOTE_WINDOW_BYTES
-    if size == 0:
-        raise ShardError(shown(url), "the file is empty (0 bytes)", "Write it again")
-    with reading(url, options) as read_at:
+    window_bytes = LOCAL_WINDOW_BYTES if is_local(shard.file) else REMOTE_WINDOW_BYTES
+    if shard.stamp.size == 0:
+        raise ShardError(shown(shard.url), "the file is empty (0 bytes)", "Write it again")
+    with reading(shard.file, shard.options) as read_at:
         window = Window(read_at, window_bytes=window_bytes)
-        _check_first(shown(url), window.read(0, 512))
-        samples = _Samples(url)
-        for item in scan(window, size, head_suffix=LABEL, head_bytes=LABEL_BYTES):
+        _check_first(shown(shard.url), window.read(0, 512))
+        samples = _Samples(shard)
+        for item in scan(window, shard.stamp.size, head_suffix=LABEL, head_bytes=LABEL_BYTES):
             samples.add(item)
     return samples.finish()
 
@@ -69,14 +56,7 @@ def split_name(name: str) -> tuple[str, str] | None:
 
 
 def _check_first(url: str, block: bytes) -> None:
-    for magic, name in COMPRESSED.items():
-        if block.startswith(magic):
-            cure = "Unpack it, or run `gpuload pack` on it, which writes shards that can be read at any place"
-            raise ShardError(url, f"it is compressed ({name}) and cannot be read at random", cure)
     if not looks_like_tar(block):
-        if is_image(url) or block.startswith(IMAGE_MAGIC):
-            cure = "Name the folder that holds it, or a tar of samples"
-            raise ShardError(url, "it is a single image, and no tar", cure)
         problem = f"no tar: it begins with {block[:8]!r}"
         raise ShardError(url, problem, "Name a tar shard, or a folder of shards or images")
 
@@ -84,12 +64,14 @@ def _check_first(url: str, block: bytes) -> None:
 class _Samples:
     """Members on their way to a table: columns as lists, one row a key in the order of first appearance."""
 
-    def __init__(self, url: str):
-        self._url = url
+    def __init__(self, shard: Shard):
+        self._url, self._file = shard.url, shard.file
         self._rows: dict[str, int] = {}
         self._members: dict[str, dict[int, tuple[int, int]]] = {}
         self._labels: list[int] = []
         self._lost: dict[str, Finding] = {}
+        self._nameless: dict[int, int] = {}  # row that a damaged header may belong to -> its finding
+        self._pending: int | None = None
         self._findings: list[Finding] = []
 
     def add(self, item: Member | Damage) -> None:
@@ -99,11 +81,16 @@ class _Samples:
             self._findings.append(finding)
             if named:
                 self._lost[named[0]] = finding
+            else:  # of the member before it or of the one behind it
+                self._pending = len(self._findings) - 1
+                self._nameless[len(self._rows) - 1] = self._pending
         elif named:
             key, extension = named
             row = self._rows.setdefault(key, len(self._rows))
             if row == len(self._labels):
                 self._labels.append(NO_LABEL)
+            if self._pending is not None:
+                self._nameless[row], self._pending = self._pending, None
             column = self._members.setdefault(extension, {})
             if row in column:
                 problem = f"two members named {item.name}; the first one is used"
@@ -120,21 +107,21 @@ class _Samples:
         found = np.zeros(n, np.bool_)
         for name in sorted((name for name in members if is_image(f".{name}")), key=_preference):
             mine = ~found & (members[name]["length"] >= 0)
-            for field in ("offset", "length"):
-                images[field][mine] = members[name][field][mine]
+            images[mine] = members[name][mine]
             found |= mine
         keep = found.copy()
         for key, row in self._rows.items():
             if key in self._lost:
                 keep[row] = False
+            elif not found[row] and row in self._nameless:
+                damage = self._nameless[row]
+                self._findings[damage] = replace(self._findings[damage], key=key)
             elif not found[row]:
                 has = ", ".join(name for name in members if members[name]["length"][row] >= 0)
                 self._findings.append(Finding(self._url, key, f"a sample without an image (it has {has})", REPACK))
-        table = SampleTable(Strings.of([self._url]), images, np.array(self._labels, np.int64), self._keys(), members)
+        labels = np.array(self._labels, np.int64)
+        table = SampleTable(Strings.of([self._file]), images, labels, Strings.of(self._rows), members)
         return ShardScan(table if keep.all() else table.keep(keep), tuple(self._findings))
-
-    def _keys(self) -> Strings:
-        return Strings.of(self._rows)
 
 
 def parse_label(text: bytes) -> int:
@@ -148,7 +135,8 @@ def parse_label(text: bytes) -> int:
 
 def _column(n: int, entries: dict[int, tuple[int, int]]) -> np.ndarray:
     column = missing(n)
-    column[list(entries)] = np.array(list(entries.values()), MEMBER)
+    rows = list(entries)
+    column["offset"][rows], column["length"][rows] = np.array(list(entries.values()), np.int64).T
     return column
 
 

@@ -7,18 +7,19 @@ errors get their wording here: what may pass is asked again (`asked`), the rest 
 
 from __future__ import annotations
 
+import errno
 import glob
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from gpuload.core.errors import ConfigError, ShardError
 from gpuload.core.location import is_local, local_path, shown
 from gpuload.core.retry import ATTEMPTS, BACKOFF_S, backoff_s, is_transient
+from gpuload.core.stamp import Stamp, stamp_of
 from gpuload.core.threads import ask_all
 
 Options = Mapping[str, Any]
@@ -30,28 +31,10 @@ T = TypeVar("T")
 REMOTE_THREADS = 16
 """Questions asked at once of a remote file system: each is a round trip of tens of milliseconds."""
 
-VERSION_NAMES = (
-    *("etag", "md5", "md5hash", "content-md5", "digest", "crc32c", "mtime"),
-    *("last-modified", "lastmodified", "last_modified", "updated", "modified", "created"),
-)
-"""What file systems call that by which a file's versions are told apart, in lower case, the surest first."""
+LISTED_FILES = 32
+"""From so many files of one folder on, one listing tells all their sizes; fewer are asked for two at a round trip."""
 
 _NUMBERS = re.compile(r"(\d+)\.\.(\d+)$")
-
-
-@dataclass(frozen=True)
-class Stamp:
-    """What tells one version of a file from the next: its size in bytes, and its modification time or etag.
-
-    version: "" where a server tells neither: then another file of the same size looks the same, and nothing that was
-    kept about this one can be trusted.
-    """
-
-    size: int
-    version: str
-
-    def __str__(self) -> str:
-        return f"{self.size}:{self.version}"
 
 
 def filesystem(url: str, options: Options) -> tuple[Any, str]:
@@ -93,11 +76,15 @@ def _told(error: Exception) -> Exception:
 
 
 def _is_missing(error: Exception) -> bool:
-    return isinstance(error, FileNotFoundError) or getattr(error, "status", None) in (404, 410)
+    number = getattr(error, "errno", None)  # smbprotocol's OSErrors are of its own class
+    return (
+        isinstance(error, FileNotFoundError) or number == errno.ENOENT or getattr(error, "status", None) in (404, 410)
+    )
 
 
 def _is_denied(error: Exception) -> bool:
-    return isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403)
+    denied = isinstance(error, PermissionError) or getattr(error, "errno", None) in (errno.EACCES, errno.EPERM)
+    return denied or getattr(error, "status", None) in (401, 403)
 
 
 def _unusable(url: str, error: Exception) -> ShardError:
@@ -137,7 +124,7 @@ def _expand_one(pattern: str, options: Options) -> list[str]:
     found: list[str] = []
     for url in braces(pattern):
         # In HTTP a question mark begins the query of a signed URL.
-        if not any(c in url for c in ("*[" if url.startswith(("http://", "https://")) else "*?[")):
+        if not any(c in url for c in ("*[" if is_http(url) else "*?[")):
             found.append(url)
             continue
         matches = _glob(url, options)
@@ -201,6 +188,10 @@ def _count(first: str, last: str) -> list[str]:
     return [f"{i:0{width}d}" for i in range(low, high + step, step)]
 
 
+def is_http(url: str) -> bool:
+    return url.startswith(("http://", "https://"))
+
+
 def is_folder(url: str, options: Options) -> bool:
     if is_local(url):
         return os.path.isdir(url)
@@ -224,9 +215,40 @@ def stamps(urls: list[str], options: Options, *, failed: list[ShardError] | None
 
     if all(is_local(url) for url in urls):
         return [one(url) for url in urls]
-    found: list[Stamp | None] = [None] * len(urls)
-    for answered in ask_all(one, urls, threads=REMOTE_THREADS, name="gpuload-stamp"):
-        found[answered.number] = answered.get()
+    listed = _listed_stamps(urls, options)
+    found = [listed.get(url) for url in urls]
+    left = [number for number, version in enumerate(found) if version is None]
+    if left:
+        asked_for = [urls[number] for number in left]
+        for answered in ask_all(one, asked_for, threads=REMOTE_THREADS, name="gpuload-stamp"):
+            found[left[answered.number]] = answered.get()
+    return found
+
+
+def _listed_stamps(urls: list[str], options: Options) -> dict[str, Stamp]:
+    """What listings of their folders tell of files, one request a folder instead of one a file. HTTP lists no sizes."""
+    folders: dict[str, dict[str, str]] = {}
+    for url in urls:
+        folder, _, name = url.rpartition("/")
+        if not is_local(url) and "::" not in url and not is_http(url):
+            folders.setdefault(folder, {})[name] = url
+
+    def listing(system: Any, path: str) -> list[dict[str, Any]]:
+        system.invalidate_cache(path)  # file systems keep what they were told, and a shard may be another one now
+        return system.ls(path, detail=True)
+
+    found = {}
+    for folder, names in folders.items():
+        if len(names) < LISTED_FILES:
+            continue
+        try:
+            entries = asked(folder, options, listing)
+        except ShardError:  # a listing may be forbidden where its files are not: each is asked for
+            continue
+        for entry in entries:
+            named, version = names.get(str(entry["name"]).rpartition("/")[2]), stamp_of(entry)
+            if named is not None and version is not None and version.version:
+                found[named] = version
     return found
 
 
@@ -239,11 +261,11 @@ def stamp(url: str, options: Options) -> Stamp:
             raise _unusable(url, error) from error
         return Stamp(stat.st_size, str(stat.st_mtime_ns))
     info = asked(url, options, lambda system, path: system.info(path))
-    if info.get("size") is None:
+    found = stamp_of(info)
+    if found is None:
         cure = "Serve it by one that does, or copy it to disk"
         raise ShardError(shown(url), "the server does not tell its size", cure)
-    told = {name.lower(): value for name, value in info.items() if value is not None}
-    return Stamp(int(info["size"]), next((str(told[name]) for name in VERSION_NAMES if name in told), ""))
+    return found
 
 
 @contextmanager

@@ -1,30 +1,65 @@
-"""Writing tar shards: which samples go into which shard, and the same bytes for the same samples.
+"""Writing WebDataset tars: the same bytes for the same samples.
 
 Owns the layout (USTAR, a PAX header where a name needs one; owner, time and mode fixed, members sorted by extension as
-WebDataset does) and the sizes, which are known before anything is written. Reading and files are the caller's.
+WebDataset does), what fields are called, and the sizes. A tar's own members go through as they are; of other sources,
+numbers and JSON become `.json`, texts `.txt`, arrays `.npy`, all of which webdataset decodes.
 """
 
 from __future__ import annotations
 
+import io
+import json
 import os
 import tarfile
 from collections.abc import Iterable, Mapping
+from typing import Any, BinaryIO
 
 import numpy as np
 
+from gpuload.shards.folder import is_image
 from gpuload.shards.table import Strings
+from gpuload.shards.write_samples import Field, Sample, Schema
 
 BLOCK = 512
 END = b"\0" * (2 * BLOCK)
 USTAR_NAME_BYTES = 100
 USTAR_FILE_BYTES = 8**11
+NAME, SIZE, CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)
+"""Fields of a USTAR header that differ from member to member. Format: pax(1), "ustar Interchange Format"."""
+
+ENDINGS = {"bytes": "", "str": ".txt", "json": ".json", "number": ".json", "array": ".npy"}
 
 
 def header(name: str, length: int) -> bytes:
     """The header blocks of a member."""
+    if len(name) <= USTAR_NAME_BYTES and length < USTAR_FILE_BYTES and name.isascii():
+        return _ustar(name.encode(), length)
     info = tarfile.TarInfo(name)
     info.size, info.mode, info.mtime = length, 0o644, 0
     return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
+def _template() -> bytes:
+    info = tarfile.TarInfo()
+    info.mode, info.mtime = 0o644, 0
+    block = bytearray(info.tobuf(tarfile.USTAR_FORMAT))
+    block[CHECKSUM] = b" " * 8
+    block[SIZE] = b"\0" * 12
+    return bytes(block)
+
+
+_TEMPLATE = _template()
+_TEMPLATE_SUM = sum(_TEMPLATE)
+
+
+def _ustar(name: bytes, length: int) -> bytes:
+    """What tarfile makes of a plain name, in a tenth of its time."""
+    size = b"%011o" % length
+    checksum = b"%06o\0 " % (_TEMPLATE_SUM + sum(name) + sum(size))
+    block = bytearray(_TEMPLATE)
+    block[: len(name)] = name
+    block[SIZE], block[CHECKSUM] = size + b"\0", checksum
+    return bytes(block)
 
 
 def padding(length: int) -> bytes:
@@ -46,20 +81,6 @@ def sample_bytes(keys: Strings, lengths: Mapping[str, np.ndarray]) -> np.ndarray
     return total
 
 
-def split(sizes: np.ndarray, *, shard_bytes: int) -> np.ndarray:
-    """int64 (shards + 1,): shard i holds samples bounds[i] to bounds[i + 1]. A larger sample is a shard of its own.
-
-    sizes: int64 (n,), n > 0, of each sample in the tar. Shards are filled in order, up to `shard_bytes`.
-    """
-    ends = np.cumsum(sizes)
-    bounds = [0]
-    while bounds[-1] < len(sizes):
-        begin = bounds[-1]
-        room = shard_bytes - len(END) + (ends[begin - 1] if begin else 0)
-        bounds.append(max(begin + 1, int(np.searchsorted(ends, room, "right"))))
-    return np.array(bounds, np.int64)
-
-
 def unique_keys(keys: Iterable[str]) -> Strings:
     """Keys that survive a tar of samples: no dot in the base name, which would end the key there, and none twice.
 
@@ -78,3 +99,85 @@ def unique_keys(keys: Iterable[str]) -> Strings:
         taken.add(key)
         found.append(key)
     return Strings.of(found)
+
+
+def extensions(fields: Iterable[Field], *, label: bool) -> list[str]:
+    """What a tar calls these fields: a tar's own as they are, others without what would end a name, and none twice."""
+    taken = {"cls"} if label else set()
+    found = []
+    for field in fields:
+        name = field.name
+        if field.encoding:
+            name = name.lower().replace("/", "_").strip(".") or "field"
+            name = name if name.endswith(ENDINGS[field.kind]) else name + ENDINGS[field.kind]
+            name = f"{name}.bin" if is_image(f".{name}") else name  # readers might take it for the sample's image
+        stem, number = name, 1
+        while name in taken:
+            number += 1
+            name = f"{number}.{stem}"
+        taken.add(name)
+        found.append(name)
+    return found
+
+
+class TarWriter:
+    """A write_samples.Writer."""
+
+    suffix = ".tar"
+    overhead_bytes = len(END)
+    notes: tuple[str, ...] = ()
+
+    def __init__(self, schema: Schema):
+        self._schema = schema
+        self._extensions = extensions(schema.fields, label=schema.label)
+
+    def sample_bytes(self, keys: Strings, images: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
+        names = zip(self._schema.fields, self._extensions, strict=True)
+        lengths = {self._schema.image: images} | {name: fields[field.name] for field, name in names}
+        if self._schema.label:
+            lengths["cls"] = np.ones(len(keys), np.int64)
+        return sample_bytes(keys, lengths)
+
+    def open(self, file: BinaryIO, samples: int) -> _TarFile:
+        return _TarFile(file, self._schema, self._extensions)
+
+
+class _TarFile:
+    def __init__(self, file: BinaryIO, schema: Schema, names: list[str]):
+        self._file, self._at = file, 0
+        self._fields = list(zip(schema.fields, names, strict=True))
+
+    def add(self, sample: Sample) -> int:
+        members: list[tuple[str, Any]] = [(sample.extension, sample.image)]
+        if sample.label is not None:
+            members.append(("cls", b"%d" % sample.label))
+        for (field, name), data in zip(self._fields, sample.values, strict=True):
+            if data is not None:
+                members.append((name, data if not field.encoding else _content(field, data)))
+        start = -1
+        for name, content in sorted(members, key=lambda member: member[0]):
+            head = header(f"{sample.key}.{name}", len(content))
+            if content is sample.image:
+                start = self._at + len(head)
+            tail = padding(len(content))
+            self._file.write(head)
+            self._file.write(content)
+            self._file.write(tail)
+            self._at += len(head) + len(content) + len(tail)
+        return start
+
+    def finish(self) -> None:
+        self._file.write(END)
+
+
+def _content(field: Field, data: memoryview) -> bytes:
+    value = field.value(data)
+    if field.kind == "bytes":
+        return bytes(value)
+    if field.kind == "str":
+        return str(value).encode()
+    if field.kind == "array":
+        file = io.BytesIO()
+        np.save(file, value, allow_pickle=False)
+        return file.getvalue()
+    return json.dumps(value.item() if field.kind == "number" else value, ensure_ascii=False).encode()

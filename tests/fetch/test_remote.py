@@ -247,7 +247,7 @@ encoded = reader.read([sys.argv[1]], np.array([(0, 0, 10)], SAMPLE_REF))
 assert not encoded.failures
 if sys.argv[2] == "forgotten":
     import gc, threading
-    thread = reader._thread
+    thread = reader._events.thread
     del reader
     gc.collect()
     assert not thread.is_alive()
@@ -279,7 +279,9 @@ def test_close_stops_a_read_that_is_under_way(server):
     reader.close()
     thread.join(5)
     assert not thread.is_alive() and "closed" in str(raised[0])
-    assert not any(t.name == "gpuload-fetch" and t.is_alive() and t is reader._thread for t in threading.enumerate())
+    assert not any(
+        t.name == "gpuload-fetch" and t.is_alive() and t is reader._events.thread for t in threading.enumerate()
+    )
     with pytest.raises(RuntimeError, match="closed"):
         reader.read([], np.zeros(0, SAMPLE_REF))
 

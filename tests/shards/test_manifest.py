@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from gpuload.core.errors import ShardError
+from gpuload.core.refs import SAMPLE_REF
 from gpuload.shards import index as index_module
 from gpuload.shards.array_file import Arrays, read_arrays, write_arrays
+from gpuload.shards.formats import scan_shard
 from gpuload.shards.index import index_paths, open_index
 from gpuload.shards.manifest import manifest_paths, open_manifest
-from gpuload.shards.table import MEMBER, MISSING, SampleTable, Strings, join
-from gpuload.shards.tar import scan_tar
+from gpuload.shards.table import MISSING, SampleTable, Strings, join
 from gpuload.shards.urls import stamp
 from gpuload.shards.write_tar import END, header, padding
 
@@ -49,11 +50,11 @@ def scans(monkeypatch):
     """Which shards were scanned rather than found in an index."""
     seen = []
 
-    def scan(url, size, options):
+    def scan(url, stamp, options, *, format):
         seen.append(url)
-        return scan_tar(url, size, options)
+        return scan_shard(url, stamp, options, format=format)
 
-    monkeypatch.setattr(index_module, "scan_tar", scan)
+    monkeypatch.setattr(index_module, "scan_shard", scan)
     return seen
 
 
@@ -65,7 +66,7 @@ def assert_same(one: SampleTable, other: SampleTable) -> None:
 
 
 def scratch(shards) -> SampleTable:
-    return join([scan_tar(url, os.path.getsize(url), {}).table for url in shards])
+    return join([scan_shard(url, stamp(url, {}), {}).table for url in shards])
 
 
 def test_the_first_opening_scans_and_the_second_reads_one_file(shards, scans):
@@ -183,7 +184,7 @@ def test_a_bad_shard_is_raised_or_where_tolerated_found(shards):
 
 def test_array_files_return_what_was_written(tmp_path):
     path = str(tmp_path / "x")
-    arrays = {"a": np.arange(5), "m": np.array([(1, -2)], MEMBER), "none": np.zeros(0, np.uint8)}
+    arrays = {"a": np.arange(5), "m": np.array([(0, 1, -2)], SAMPLE_REF), "none": np.zeros(0, np.uint8)}
     write_arrays(path, Arrays({"text": "ü", "n": [1]}, arrays))
     found = read_arrays(path)
     assert found is not None and found.meta == {"text": "ü", "n": [1]}

@@ -208,6 +208,57 @@ assert len(dataset.get_encoded(0)[0].data) == 700
 """
 
 
+def test_what_a_shard_is_called_is_enough_to_know_it_is_no_folder(server):
+    """fsspec answers "is it a folder" over HTTP by downloading all of it: no request may ask for that."""
+    server.files, server.headers = {"/a.tar": tar(range(9))}, {"ETag": "1"}
+    whole: list[int] = []
+    get = Handler.do_GET
+
+    def watched(self):
+        if "Range" not in self.headers and self.command == "GET" and self.path == "/a.tar":
+            whole.append(1)
+        get(self)
+
+    for format in ("auto", "tar"):
+        server.requests.clear()
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(Handler, "do_GET", watched)
+            open_catalog(f"{server.url}/a.tar", format=format, on_error="raise", options={})
+        assert not whole and server.requests.count("/a.tar") <= 3  # its size, its first bytes, the rest
+
+
+def test_the_sizes_of_many_shards_cost_one_listing(monkeypatch):
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    calls = []
+
+    def counted(name):
+        real = getattr(type(system), name)
+
+        def call(self, path, *more, **named):
+            calls.append(name)
+            return real(self, path, *more, **named)
+
+        monkeypatch.setattr(type(system), name, call)
+
+    counted("info")
+    counted("ls")
+    try:
+        urls = [f"memory://many/{i}.tar" for i in range(urls_module.LISTED_FILES)]
+        for number, url in enumerate(urls):
+            system.pipe_file(url.removeprefix("memory:/"), b"x" * number)
+        calls.clear()
+        told = urls_module.stamps(urls, {})
+        assert calls == ["ls"] and [one.size for one in told] == list(range(len(urls)))
+        assert all(one.version for one in told)
+        system.rm(urls[3].removeprefix("memory:/"))
+        failed: list[ShardError] = []
+        assert urls_module.stamps(urls, {}, failed=failed)[3] is None and len(failed) == 1
+    finally:
+        system.rm("/many", recursive=True)
+
+
 def test_a_data_set_left_open_ends_without_noise(server):
     server.files, server.headers = {"/a.tar": tar([3])}, {"ETag": "1"}
     command = [sys.executable, "-c", READ, f"{server.url}/a.tar"]

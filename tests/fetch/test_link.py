@@ -1,0 +1,92 @@
+"""Requests that break, files that change: what came is not asked for again, another version is never mixed in."""
+
+from __future__ import annotations
+
+import errno
+
+import numpy as np
+import pytest
+
+from gpuload.core.refs import SAMPLE_REF, whole_files
+from gpuload.core.stamp import Stamp
+from gpuload.fetch.remote import RemoteReader
+from gpuload.fetch.streams import FileVersion
+from tests.fetch.ranges import RangeServer
+
+DATA = {"/a.bin": np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()}
+
+
+@pytest.fixture
+def server():
+    pytest.importorskip("aiohttp", reason="fsspec's HTTP file system needs aiohttp: remote reads go untested here")
+    with RangeServer(DATA) as server:
+        yield server
+
+
+@pytest.fixture
+def reader():
+    readers = []
+
+    def make(**how):
+        readers.append(RemoteReader(**{"backoff_s": 0.001, "timeout_s": 5.0, **how}))
+        return readers[-1]
+
+    yield make
+    for made in readers:
+        made.close()
+
+
+def refs(*rows: tuple[int, int]) -> np.ndarray:
+    return np.array([(0, *row) for row in rows], SAMPLE_REF)
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_broken_answer_goes_on_where_it_stopped(server, reader, whole):
+    server.cut(lambda path, begin, end: end - begin > 20_000)
+    wanted = whole_files(np.array([0])) if whole else refs((10_000, 90_000))
+    encoded = reader(attempts=1).read(server.urls, wanted)
+    assert not encoded.failures
+    assert encoded.encoded(0).tobytes() == DATA["/a.bin"][0 if whole else 10_000 :]
+    begins = [int(request.split()[1].split("-")[0]) for request in server.requests]
+    assert len(begins) >= 3 and begins == sorted(set(begins))
+    assert sum(server.sent.values()) < 2.2 * encoded.lengths[0]  # what the server counts includes what it cut
+
+
+def test_a_server_that_sends_a_little_each_time_is_left_in_the_end(server, reader):
+    server.cut(lambda path, begin, end: True)
+    encoded = reader(attempts=2, resumptions=5).read(server.urls, refs((0, 90_000)))
+    assert isinstance(encoded.failures[0], OSError) and len(server.requests) == 7
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_an_error_that_says_so(server, reader):
+    server.headers["ETag"] = '"one"'
+    reading = reader()
+    assert not reading.read(server.urls, refs((0, 100))).failures
+    server.headers["ETag"] = '"two"'
+    for _ in range(2):
+        failure = reading.read(server.urls, refs((200, 100))).failures[0]
+        assert isinstance(failure, OSError) and failure.errno == errno.ESTALE and "was replaced" in str(failure)
+    assert len(server.requests) == 3
+
+
+def test_a_file_of_another_size_than_it_was_indexed_with_is_one_too(server, reader):
+    stamps = {server.urls[0]: Stamp(99_999, '"one"')}
+    failure = reader(stamps=stamps).read(server.urls, refs((0, 100))).failures[0]
+    assert isinstance(failure, OSError) and failure.errno == errno.ESTALE
+    stamps = {server.urls[0]: Stamp(100_000, "whatever an index took")}
+    assert not reader(stamps=stamps).read(server.urls, refs((0, 100))).failures
+
+
+def test_servers_that_share_their_work_may_disagree_about_etags():
+    one, two = FileVersion(5, '"a"', "Mon"), FileVersion(5, '"b"', "Mon")
+    assert not one.differs(two) and not one.differs(FileVersion(5)) and not one.differs(FileVersion())
+    assert one.differs(FileVersion(6, '"a"', "Mon")) and one.differs(FileVersion(5, '"b"', "Tue"))
+    assert one.differs(FileVersion(None, '"b"', "")) and not one.differs(FileVersion(None, "", "Mon"))
+
+
+def test_sizes_are_asked_for_once_where_they_are_not_known(server, reader):
+    server.headers["ETag"] = '"x"'
+    assert reader().stamp(server.urls[0]) == Stamp(100_000, '"x"')
+    known = {server.urls[0]: Stamp(1, "y")}
+    assert reader(stamps=known).stamp(server.urls[0]) == Stamp(1, "y")
+    assert server.requests == ["HEAD /a.bin"]
