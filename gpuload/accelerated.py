@@ -40,12 +40,8 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             not wiring.plan.specs or wiring.plan.specs[0].open
         )
         self._resets = 0
-        # torch pulls so many batches of ids ahead: all its workers' at iter(), none at all without workers
-        self._pulled_ahead = loader.num_workers * loader.prefetch_factor if loader.num_workers else loader.depth + 1
         self._ahead_as_torch = bool(loader.num_workers)
         self._inline = loader.explicit_inline
-        if self._inline:
-            self._pulled_ahead = 1
         self._begin(loader)
         if loader.num_workers:  # without workers torch asks the sampler for nothing before the first next()
             self._reset(loader, first_iter=True)
@@ -71,6 +67,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             number=resumed.batches,
         )
         self._lookahead = lookahead_of(loader, self._wiring.engine.work.source)
+        self._pulled_ahead = self._to_pull_ahead(loader)
         self._primed = self._exhausted = self._ended = False
         self._due = 0
         self._held: Exception | None = None
@@ -88,6 +85,13 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         if self._begun is not None and not self._goes_ahead:
             self._begun.flow.cancel()
             self._begun = None
+
+    def _to_pull_ahead(self, loader: Any) -> int:
+        """So many batches of ids: as torch all its workers' at iter(), none without workers; else what is let in."""
+        if loader.num_workers:
+            return int(loader.num_workers * loader.prefetch_factor)
+        setting = self._wiring.engine.setting  # what was found in an earlier epoch, too
+        return 1 if setting is None else setting.depth + 1
 
     def _ends_with(self, flow: Any) -> weakref.finalize:
         end = weakref.finalize(self, _cancel, flow, self._pid)
@@ -217,9 +221,10 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             batch = device.hand_over(finished.sent, self._unjudged)
             if self._channels_last:
                 batch = map_leaves(_to_channels_last, batch)
+            got_at = perf_counter()  # what follows, a user's callback, is no wait
             self.record.received(asked_at, finished.images)
             if self._wiring.steered is self.record:
-                self._tune(asked_at, finished.images)
+                self._tune(asked_at, got_at, finished.images, batch)
             return batch
         if self._held is not None:
             held, self._held = self._held, None
@@ -234,14 +239,16 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
             self._wiring.keep(self._next)
         raise StopIteration
 
-    def _tune(self, asked_at: float, images: int) -> None:
+    def _tune(self, asked_at: float, got_at: float, images: int, batch: Any) -> None:
         """The tuner hears of this batch, and perhaps wants another setting."""
-        tuner, engine = self._wiring.tuner, self._wiring.engine
-        assert tuner is not None and engine.setting is not None
-        setting = tuner.batch(asked_at, self.record.consumer.last, images, self._stages)
+        tuner, room_bytes = self._wiring.tuner, self._wiring.room_bytes
+        assert tuner is not None
+        if room_bytes is not None:
+            tuner.holds(_nbytes(batch), room_bytes)
+        setting = tuner.batch(asked_at, got_at, images, self._stages)
         if setting is not None:
-            self._due += max(0, setting.depth - engine.setting.depth)
-            engine.apply(setting)
+            self._due = max(0, setting.depth + 1 - self._flow.outstanding)
+            self._wiring.engine.apply(setting)
 
     def _stages(self) -> list[StageStats]:
         return [meter.snapshot() for meter in self._flow.work.meters.all()]
@@ -260,6 +267,12 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
 def _cancel(flow: Any, pid: int) -> None:
     if pid == os.getpid():  # in a forked child the flow's lock may be held for ever, and there is nothing to stop
         flow.cancel()
+
+
+def _nbytes(batch: Any) -> int:
+    found: list[int] = []
+    map_leaves(lambda leaf: found.append(leaf.nbytes) if isinstance(leaf, torch.Tensor) else None, batch)
+    return sum(found)
 
 
 def _to_channels_last(leaf: Any) -> Any:

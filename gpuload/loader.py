@@ -11,6 +11,7 @@ import math
 import os
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import numpy as np
@@ -32,7 +33,7 @@ from gpuload.record import EpochRecord, Watcher, watcher
 from gpuload.report.trace import TraceFile
 from gpuload.resume import Progress, Resumed, resumed_from, setup_of, state_of, tell_sampler
 from gpuload.tune.limits import Limits
-from gpuload.tune.settings_file import load_setting
+from gpuload.tune.settings_file import check_limits, checked_setting, load_setting
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -166,6 +167,10 @@ class DataLoader(TorchDataLoader[T_co]):
         ahead = prefetch_factor
         if not isinstance(config, (str, os.PathLike, Setting, Limits, type(None))):
             raise ConfigError(f"config must be a file that `gpuload tune` wrote, a Setting or Limits, got {config!r}")
+        if isinstance(config, Setting):
+            checked_setting(asdict(config), "config: ")
+        elif isinstance(config, Limits):
+            check_limits(config)
         if config is not None and not (auto and ahead is None):
             raise ConfigError("config is mutually exclusive with num_workers and prefetch_factor, which it holds")
         if auto and ahead is not None:
@@ -245,6 +250,8 @@ class DataLoader(TorchDataLoader[T_co]):
             self.sampler.set_epoch(self.epoch)
             self.sampler.start = resumed.position if resumed is not None else 0
         self._meet_ranks()
+        if getattr(self._iterator, "_pid", os.getpid()) != os.getpid():
+            self._iterator = None  # persistent_workers: the parent's threads are not here
         self._progress = Progress.begun(self, resumed)
         if resumed is None or resumed.random is None:
             return super().__iter__()

@@ -72,6 +72,7 @@ class EpochRecord:
     cpus: int = field(default_factory=default_threads)
     _drawn_at: float = 0.0
     _cached_before: Any = None  # what the cache had given when the epoch began
+    _end: weakref.finalize | None = None  # closes the view with the iterator
 
     def __post_init__(self) -> None:
         self._cached_before = _cache_stats(self.flow)
@@ -105,8 +106,15 @@ class EpochRecord:
             self.trace.epoch_ended(self.number, self.consumer.started, self.consumer.last)
         self._tell(self.watchers)
 
+    def closes_with(self, iterator: Any) -> None:
+        """The view is closed when the iterator is gone, or begins another epoch."""
+        self._end = weakref.finalize(iterator, self.closed)
+        self._end.atexit = False
+
     def closed(self) -> None:
         """Nothing more is shown. Idempotent; called when the epoch is over or its iterator is gone."""
+        if self._end is not None:
+            self._end.detach()  # an iterator that begins epoch after epoch would keep all their records
         view, self.view = self.view, None
         if view is not None and self.pid == os.getpid():
             if self.consumer.batches:
@@ -193,8 +201,10 @@ def begin_record(
         reasons=reasons,
         consumer=Consumer(None if trace is None else trace.events),
     )
+    if (before := getattr(iterator, "record", None)) is not None:
+        before.closed()
     if record.view is not None:
-        weakref.finalize(iterator, record.closed).atexit = False
+        record.closes_with(iterator)
     loader.begin_record(record)
     return record
 

@@ -57,7 +57,7 @@ class Wiring:
         device = resolve(loader.device)
         mixing = known_batch_transform(loader.batch_transform)
         source = plan.understood.open_source()
-        rows = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or USUAL_ROWS
+        rows = _batch_size(loader) or USUAL_ROWS
         threads = plan.threads
         decoders: dict[Any, Decoder] = {}  # one for all views that are resampled alike
         views: list[View] = []
@@ -109,7 +109,10 @@ class Wiring:
             close=close,
             events=events,
         )
-        self.tuner = _tuner(loader, plan, self.engine.setting, device, rows)
+        memory_bytes = memory_budget() if device.type == "cpu" else _gpu_budget(device)
+        self.tuner = _tuner(loader, plan, self.engine.setting, memory_bytes, rows)
+        guessed = not plan.specs or any(spec.open for spec in plan.specs) or not _batch_size(loader)
+        self.room_bytes = memory_bytes if guessed and loader.config is None else None  # batches tell how large they are
         self.steered: Any = None  # whose batches the tuner hears of: the latest iterator's record
 
     def keep(self, ahead: Ahead) -> None:
@@ -133,6 +136,10 @@ class Wiring:
             and (mine.in_list, len(mine.augments)) == (plan.in_list, len(plan.augments))
             and all(one.same_as(other) for one, other in zip(mine.augments, plan.augments, strict=True))
         )
+
+
+def _batch_size(loader: Any) -> int | None:
+    return loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
 
 
 def _identity(loader: Any) -> tuple[Any, ...]:
@@ -163,16 +170,14 @@ def _setting(loader: Any, fetch_threads: int, threads: int, depth: int) -> Setti
     return replace(setting, fetch_threads=1) if fetch_threads == 1 else setting  # a data set for one thread
 
 
-def _tuner(
-    loader: Any, plan: LoaderPlan, setting: Setting | None, device: torch.device, rows: int
-) -> OnlineTuner | None:
+def _tuner(loader: Any, plan: LoaderPlan, setting: Setting | None, memory_bytes: int, rows: int) -> OnlineTuner | None:
     """What finds a better setting while the loader runs; None where the user has said all of it."""
     if setting is None or not loader.tunes:
         return None
     allowed = loader.config or limits(
         cores=default_threads(),
         batch_bytes=rows * sum(_image_bytes(plan)),
-        memory_bytes=memory_budget() if device.type == "cpu" else _gpu_budget(device),
+        memory_bytes=memory_bytes,
         fetch_at_once=True,
         depth=None if loader.prefetch_factor is None else setting.depth,
     )

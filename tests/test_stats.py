@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import threading
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -375,3 +376,36 @@ def test_an_iterator_that_is_collected_under_a_meters_lock_closes_its_view(
     asking.start()
     asking.join(10)
     assert not asking.is_alive() and "batch 1" in capfd.readouterr().err
+
+
+def test_an_iterator_of_many_epochs_keeps_one_record_and_closes_the_view_of_a_broken_one(
+    folder: Path, capfd: pytest.CaptureFixture[str]
+):
+    options: dict[str, Any] = {"batch_size": 5, "num_workers": 1, "persistent_workers": True, "progress": True}
+    loader = folder_loader(folder, fixed(), accelerate="require", **options)
+    records = []
+    for _ in range(3):
+        for _ in loader:
+            pass
+        records.append(weakref.ref(loader._record))
+    gc.collect()
+    assert [met() is not None for met in records] == [False, False, True]
+    for _ in loader:
+        break
+    capfd.readouterr()
+    next(iter(loader))
+    assert "batch 1/8" in capfd.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_iterates_a_loader_of_persistent_workers_anew(folder: Path):
+    loader = folder_loader(folder, fixed(), batch_size=5, num_workers=1, persistent_workers=True, accelerate="require")
+    assert len(list(loader)) == 8
+    child = os.fork()
+    if child == 0:
+        try:
+            os._exit(0 if len(list(loader)) == 8 else 3)
+        finally:
+            os._exit(4)
+    assert exit_code(child, 60) == 0
+    assert len(list(loader)) == 8

@@ -64,6 +64,12 @@ def test_a_data_set_for_one_thread_is_read_by_one_whatever_the_setting():
         ({"config": Setting(1, 1, 2), "num_workers": 2}, "mutually exclusive"),
         ({"config": Setting(1, 1, 2), "prefetch_factor": 2}, "mutually exclusive"),
         ({"config": 5}, "config must be"),
+        ({"config": Setting(0, 1, 2)}, "config: fetch_threads must be .*from 1, got 0"),
+        ({"config": Setting(1, 1, 0)}, "config: depth must be .*from 1, got 0"),
+        ({"config": Setting(1, 1.5, 2)}, "config: decode_threads must be .*got 1.5"),  # type: ignore[arg-type]
+        ({"config": gpuload.Limits(Setting(0, 1, 2), Setting(2, 2, 2), 2)}, "Limits.least: fetch_threads"),
+        ({"config": gpuload.Limits(Setting(3, 1, 2), Setting(2, 2, 2), 2)}, "is above"),
+        ({"config": gpuload.Limits(Setting(1, 1, 2), Setting(2, 2, 2), 0)}, "Limits.cores"),
         ({"config": "nowhere.toml"}, "nowhere.toml.*gpuload tune"),
     ],
 )
@@ -113,3 +119,56 @@ def test_what_the_user_gives_is_kept():
             pass
     assert given.setting == Setting(2, 1, given.depth) and given._wiring.tuner is None
     assert depth.setting.depth == depth.depth and depth._wiring.tuner is not None
+
+
+def test_what_was_found_holds_from_the_next_epochs_first_batch_on():
+    limits = gpuload.Limits(Setting(1, 1, 9), Setting(2, 2, 20), 2)
+    loader = gpuload.DataLoader(Slow(0, images=400), 4, config=limits)
+    batches = iter(loader)
+    next(batches)
+    assert batches._flow.undelivered == 10
+    loader._wiring.engine.apply(Setting(2, 2, 20))
+    batches = iter(loader)
+    next(batches)
+    assert batches._flow.depth == 20 and batches._flow.undelivered == 21
+
+
+def test_ids_are_pulled_no_further_ahead_by_a_depth_that_comes_and_goes(monkeypatch: pytest.MonkeyPatch):
+    loader = gpuload.DataLoader(Slow(0, images=1200), 4)
+    batches = iter(loader)
+    next(batches)
+    asked = 0
+
+    def batch(*_: Any) -> Setting | None:
+        nonlocal asked
+        asked += 1
+        return None if asked % 30 else Setting(2, 2, 20 if asked % 60 else 4)
+
+    monkeypatch.setattr(loader._wiring.tuner, "batch", batch)
+    deepest = 0
+    for _ in range(290):
+        next(batches)
+        deepest = max(deepest, batches._flow.outstanding)
+    assert deepest == 21
+
+
+def test_the_time_of_a_callback_is_no_wait():
+    loader = gpuload.DataLoader(Slow(0, images=40), 4)
+    loader.on_stats(lambda _: time.sleep(0.1), every_s=0.001)
+    for _ in loader:
+        time.sleep(0.01)
+    tuner = loader._wiring.tuner
+    assert sum(tuner._waits_s) < 0.1 < sum(tuner._steps_s)
+
+
+def test_images_whose_size_the_data_says_are_held_within_the_memory_too(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("gpuload.wiring.memory_budget", lambda: 100_000_000)
+    data, file = Slow(0, images=24), io.BytesIO()
+    picture(900, 700).save(file, "jpeg")
+    data.data, data.transform = file.getvalue(), transforms.ToTensor()
+    for more in ({}, {"collate_fn": list}):  # batches of 30 MB
+        loader = gpuload.DataLoader(data, 4, **more)
+        batches = iter(loader)
+        assert loader._wiring.tuner.limits.most.depth > 30
+        next(batches)
+        assert loader._wiring.tuner.limits.most.depth == 3

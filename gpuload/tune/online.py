@@ -80,6 +80,7 @@ class OnlineTuner:
     _waits_s: list[float] = field(default_factory=list)
     _steps_s: list[float] = field(default_factory=list)
     _images: int = 0
+    _largest_bytes: int = 0
     _wanted_batches: int = WINDOW
     _last_s: float | None = None
     _began: Sequence[StageStats] | None = None
@@ -101,6 +102,14 @@ class OnlineTuner:
         """Counters start again, and the time between two epochs is nobody's step."""
         self._forget(skip=1)
         self._recent, self._unlike = [], 0
+
+    def holds(self, batch_bytes: int, memory_bytes: int) -> None:
+        """A batch was so large: of its kind no more go ahead than memory_bytes holds. Where it was not known before."""
+        if batch_bytes > self._largest_bytes:
+            self._largest_bytes = batch_bytes
+            deepest = max(2, memory_bytes // batch_bytes)
+            self.limits = self.limits.capped(depth=min(deepest, self.limits.most.depth))
+            self._open = self._open.capped(depth=min(deepest, self._open.most.depth))
 
     def batch(self, asked_s: float, got_s: float, images: int, stages: Stages) -> Setting | None:
         """A batch was asked for at `asked_s` and got at `got_s` (one clock); what is to be applied now, or None.

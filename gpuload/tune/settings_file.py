@@ -14,6 +14,7 @@ from typing import Any
 
 from gpuload.core.errors import ConfigError
 from gpuload.core.setting import Setting
+from gpuload.tune.limits import Limits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -68,3 +69,13 @@ def checked_setting(values: dict[str, Any], where: str = "") -> Setting:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ConfigError(f"{where}{name} must be a whole number from 1, got {value!r}")
     return Setting(**values)
+
+
+def check_limits(limits: Limits) -> None:
+    """Raises ConfigError where no setting lies within them."""
+    for end in ("least", "most"):
+        checked_setting(asdict(getattr(limits, end)), f"config: Limits.{end}: ")
+    if limits.clipped(limits.least) != limits.least:
+        raise ConfigError(f"config: Limits.least ({limits.least}) is above Limits.most ({limits.most})")
+    if not limits.cores > 0:
+        raise ConfigError(f"config: Limits.cores must be above 0, got {limits.cores!r}")

@@ -92,7 +92,7 @@ def smb(folder: Path, scratch: Path) -> Iterator[Storage]:
         input=f"{PASSWORD}\n{PASSWORD}\n", text=True, check=True, capture_output=True,
     )  # fmt: skip
     with _running([program, "--foreground", "--no-process-group", "-s", str(config)], port):
-        yield Storage(f"smb://{user}:{PASSWORD}@{HOST}:{port}/data", port)
+        yield Storage(f"smb://{user}:{PASSWORD}@{HOST}:{port}/data", port, {"share_access": "r"})
 
 
 @contextmanager
