@@ -193,6 +193,7 @@ class AcceleratedIterator(Replaying, _BaseDataLoaderIter):
         device.judge(self._unjudged, wait=False)
         if self._ended:
             raise StopIteration
+        self.record.asked(asked_at)
         if not self._primed:
             self._prime()
         elif self._flow.outstanding == 0:

@@ -45,6 +45,7 @@ class _Clocked(Replaying):
 
     def _next_data(self) -> Any:
         asked_at = perf_counter()
+        self.record.asked(asked_at)
         try:
             data = super()._next_data()  # type: ignore[misc]
         except StopIteration:

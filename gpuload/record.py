@@ -77,6 +77,11 @@ class EpochRecord:
     def __post_init__(self) -> None:
         self._cached_before = _cache_stats(self.flow)
 
+    def asked(self, asked_at: float) -> None:
+        """A batch is asked for. The epoch's clocks start with its first."""
+        if self.consumer.begins(asked_at) and self.flow is not None:
+            self.flow.restart_clock()
+
     def received(self, asked_at: float, images: int) -> None:
         """A batch of `images` images, asked for at `asked_at` (perf_counter), goes to the consumer now."""
         consumer = self.consumer

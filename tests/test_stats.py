@@ -9,6 +9,7 @@ import math
 import os
 import pickle
 import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -129,12 +130,12 @@ def test_queues_are_told_over_time():
     began = loader.stats()
     assert eventually(lambda: loader.stats().blocked > began.blocked)
     assert eventually(lambda: loader.stats().stage("decode").empty > began.stage("decode").empty)
-    assert loader.stats().ready_mean > 0 and loader.stats().ready_empty < 1
+    assert loader.stats().ready_mean > 0 and loader.stats().ready_empty < 1 and loader.stats().history
     for _ in iterator:
         pass
     after = loader.stats()
     consistent(after)
-    assert after.ready == 0 and after.history[-1].at_s <= after.elapsed_s + 1
+    assert after.ready == 0 and all(point.at_s <= after.elapsed_s + 1 for point in after.history)
     assert loader.stats() == after  # an epoch that is over stays as it was
 
 
@@ -409,3 +410,17 @@ def test_a_forked_child_iterates_a_loader_of_persistent_workers_anew(folder: Pat
             os._exit(4)
     assert exit_code(child, 60) == 0
     assert len(list(loader)) == 8
+
+
+@pytest.mark.parametrize("accelerate", ["require", False])
+def test_what_comes_between_iter_and_the_first_batch_is_no_wait_and_hides_none(folder: Path, accelerate: Any):
+    loader = folder_loader(folder, fixed(), batch_size=2, num_workers=1, accelerate=accelerate)
+    batches = iter(loader)
+    time.sleep(1.5)  # a model is built
+    began = time.perf_counter()
+    for _ in batches:
+        pass
+    took_s = time.perf_counter() - began
+    stats = loader.stats()
+    assert stats.first_batch_s < 1 and stats.elapsed_s <= took_s
+    assert stats.verdict.limit in ("unknown", "decode", "cpu", "unclear", "next", "depth", "fetch", "lock", "torch")

@@ -111,6 +111,11 @@ class Flow:
             self.work, self.epoch, self._tally = work, epoch, Tally()
             self.gauge.restart()
 
+    def restart_clock(self) -> None:
+        """The queues' time counts from now."""
+        with self._change:
+            self.gauge.restart()
+
     @property
     def outstanding(self) -> int:
         """Batches of this epoch put and not yet taken."""
@@ -353,6 +358,9 @@ class InlineFlow:
 
     def queues(self, until: float) -> Queues:
         return NO_QUEUES
+
+    def restart_clock(self) -> None:
+        """It has no queues."""
 
     @property
     def outstanding(self) -> int:

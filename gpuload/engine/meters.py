@@ -248,8 +248,17 @@ class Consumer:
         self.first_batch_s: float | None = None
         self.wait_s = 0.0
         self.images = self.batches = 0
-        self.over = False
+        self.over = self.asked = False
         self.waits, self.steps = Histogram(), Histogram()
+
+    def begins(self, asked_at: float) -> bool:
+        """A batch is asked for; whether it is the first: time counts from here on, whatever came after iter()."""
+        if self.asked:
+            return False
+        self.asked = True
+        self.started = self.last = asked_at
+        self._cpu_started = process_time()
+        return True
 
     def received(self, asked_at: float, images: int) -> None:
         """A batch of `images` images was asked for at `asked_at` (perf_counter) and has now been handed over."""
