@@ -59,7 +59,7 @@ class SampleCollate:
     def __call__(self, images: Any, encoded: EncodedBatch, keep: np.ndarray, plan: BatchPlan) -> Any:
         placed = _samples(self._source, encoded, keep)
         samples = [sample.with_image(image) for sample, image in zip(placed, images, strict=True)]
-        with self._one_at_a_time, KeyedRandom(plan.keys[0] if len(plan) else np.zeros(4, np.uint32)):
+        with self._one_at_a_time, KeyedRandom(plan.first_key() if len(plan) else np.zeros(4, np.uint32)):
             batch = self._collate_fn(samples[0] if plan.single else samples)
         return pin_memory(batch, self._pinned_for) if self._pinned_for is not None else batch
 

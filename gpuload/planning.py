@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from gpuload.core.batch import BatchPlan
-from gpuload.core.philox import sample_keys
 from gpuload.core.refs import as_ids
 from gpuload.engine.flow import Flow
 from gpuload.engine.work import Work
@@ -42,8 +41,7 @@ class Planner:
         """The next batch, of what the sampler gave. after: samples of the epoch that came before all that was asked."""
         ids = as_ids([index] if self.single else list(index))
         positions = self.places(after + self.position, len(ids))
-        keys = sample_keys(seed=self.seed, epoch=self.key_epoch, positions=positions)
-        plan = BatchPlan(self.number, ids, positions, keys, self.single, self.epoch)
+        plan = BatchPlan(self.number, ids, positions, self.seed, self.key_epoch, self.single, self.epoch)
         self.skip(len(ids))
         return plan
 

@@ -117,7 +117,7 @@ def of_view(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def keys(**what: Any) -> Any:
         return view_keys(sample_keys(**what), number)
 
-    monkeypatch.setattr("gpuload.planning.sample_keys", keys)
+    monkeypatch.setattr("gpuload.core.batch.sample_keys", keys)
 
 
 @pytest.mark.parametrize("threads", [0, 2])

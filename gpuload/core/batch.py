@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from gpuload.core.philox import sample_keys
 from gpuload.core.structure import Placed
 
 
@@ -40,26 +41,37 @@ class BatchPlan:
     """B. What batch `number` of epoch `epoch` holds.
 
     ids: int64 (n,), dataset indices in the batch's order; object where the sampler gave other keys. positions:
-    int64 (n,), their places in the epoch's order over all ranks. keys: uint32 (n, 4), the counter-based random
-    key of each sample.
+    int64 (n,), their places in the epoch's order over all ranks. seed, key_epoch: with a position, the random key of a
+    sample; keys are computed where they are used, as the consumer's thread is the dearest.
     single: the "batch" is one sample of a loader without automatic batching (`batch_size=None`).
     """
 
     number: int
     ids: np.ndarray
     positions: np.ndarray
-    keys: np.ndarray
+    seed: int = 0
+    key_epoch: int = 0
     single: bool = False
     epoch: int = 0
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    def keys(self) -> np.ndarray:
+        """The counter-based random key of each sample: uint32 (n, 4)."""
+        return sample_keys(seed=self.seed, epoch=self.key_epoch, positions=self.positions)
+
+    def first_key(self) -> np.ndarray:
+        """That of the first sample, for what is drawn once a batch: uint32 (4,)."""
+        return sample_keys(seed=self.seed, epoch=self.key_epoch, positions=self.positions[:1])[0]
+
     def same_as(self, other: BatchPlan) -> bool:
         """Whether both give the same batch of the same data."""
-        arrays = ((self.ids, other.ids), (self.positions, other.positions), (self.keys, other.keys))
-        same = (self.number, self.single, self.epoch) == (other.number, other.single, other.epoch)
-        return same and all(np.array_equal(one, two) for one, two in arrays)
+        mine = (self.number, self.seed, self.key_epoch, self.single, self.epoch)
+        theirs = (other.number, other.seed, other.key_epoch, other.single, other.epoch)
+        return (
+            mine == theirs and np.array_equal(self.ids, other.ids) and np.array_equal(self.positions, other.positions)
+        )
 
 
 @dataclass

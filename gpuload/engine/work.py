@@ -176,10 +176,9 @@ class Work:
 
     def fill(self, plan: BatchPlan, encoded: EncodedBatch, stop: np.ndarray = NEVER) -> Filling:
         """The batch's memory and random draws, before its rows are decoded."""
-        failures = dict(encoded.failures)
+        failures, keys = dict(encoded.failures), plan.keys()
         pixels = tuple(
-            self._pixels(view, view_keys(plan.keys, number), encoded, failures)
-            for number, view in enumerate(self.views)
+            self._pixels(view, view_keys(keys, number), encoded, failures) for number, view in enumerate(self.views)
         )
         return Filling(plan, encoded, pixels, stop, failures)
 
@@ -279,7 +278,7 @@ class Work:
         batch = (self.stack if fused else self.collate)(images, filling.encoded, keep, plan)
         mix = None
         if self.mixer is not None:
-            mix = partial(self.mixer(batch, plan.keys[0]), in_place=fused)
+            mix = partial(self.mixer(batch, plan.first_key()), in_place=fused)
             if not self.device.mixes:
                 batch, mix = mix(batch), None
         return Outgoing(batch, mix, tuple(verdicts), foreign=not fused)

@@ -26,7 +26,7 @@ from gpuload.engine.work import Finished
 
 def plan(number: int, rows: int = 6) -> BatchPlan:
     ids = np.arange(number * 100, number * 100 + rows)
-    return BatchPlan(number, ids, ids, np.zeros((rows, 4), np.uint32))
+    return BatchPlan(number, ids, ids)
 
 
 @dataclass(eq=False)
