@@ -109,7 +109,7 @@ class Wiring:
             close=close,
             events=events,
         )
-        memory_bytes = memory_budget() if device.type == "cpu" else _gpu_budget(device)
+        memory_bytes = memory_budget() if device.type == "cpu" else int(GPU_MEMORY_SHARE * work.device.memory_bytes)
         self.tuner = _tuner(loader, plan, self.engine.setting, memory_bytes, rows)
         guessed = not plan.specs or any(spec.open for spec in plan.specs) or not _batch_size(loader)
         self.room_bytes = memory_bytes if guessed and loader.config is None else None  # batches tell how large they are
@@ -192,10 +192,6 @@ def _tuner(loader: Any, plan: LoaderPlan, setting: Setting | None, memory_bytes:
 def _image_bytes(plan: LoaderPlan) -> list[int]:
     """Of each view of a finished image."""
     return [image_bytes(spec) for spec in plan.specs if not spec.open] or [USUAL_IMAGE_BYTES] * len(plan.augments)
-
-
-def _gpu_budget(device: torch.device) -> int:
-    return int(GPU_MEMORY_SHARE * torch.cuda.get_device_properties(device).total_memory)
 
 
 class _Same:

@@ -76,6 +76,11 @@ class TorchRuntime:
     def __init__(self, device: torch.device, launcher: Callable[[int], Launcher] | None = None):
         self._device, self._launcher = device, launcher
 
+    @property
+    def memory_bytes(self) -> int:
+        """All of the GPU's."""
+        return int(torch.cuda.get_device_properties(self._device).total_memory)
+
     def new_stream(self) -> Any:
         return torch.cuda.Stream(device=self._device)
 
@@ -183,6 +188,11 @@ class CudaDevice:
     @property
     def mixes(self) -> bool:
         return bool(self._runtime.launches)
+
+    @property
+    def memory_bytes(self) -> int:
+        """All of the GPU's."""
+        return int(self._runtime.memory_bytes)
 
     def complete(
         self, job: DeviceJob, memory: Callable[[], ImageMemory], spec: TensorSpec, keep: np.ndarray, judge: Judge

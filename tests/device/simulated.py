@@ -95,6 +95,7 @@ class SimulatedGpu:
     copies: int = 0
     reused: int = 0
     allocate: Any = staticmethod(pageable)
+    memory_bytes: int = 1 << 34
     _blocks: list[_Block] = field(default_factory=list)
     _free: list[_Block] = field(default_factory=list)
     _lock: Any = field(default_factory=threading.RLock)  # what is freed may be found so while memory is being given out
