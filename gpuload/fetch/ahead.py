@@ -65,12 +65,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Claim:
-    """Rows of a batch that lie in one held range. begins: where each begins in `part`, once that is there."""
+    """Rows of a batch that lie in one held range. begins: where each begins in `part`, once that is there.
+
+    reading: the range's; its window may be dropped before the claim is received.
+    """
 
     rows: list[int]
     begins: list[int]
     lengths: list[int]
     held: _Range
+    reading: asyncio.Task[bytearray]
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ class Ahead:
                 if not self._has(held):
                     held.rows_left -= 1  # this one is read by itself
                     continue
-                claim = claims.setdefault(held, Claim([], [], [], held))
+                assert held.reading is not None
+                claim = claims.setdefault(held, Claim([], [], [], held, held.reading))
                 claim.rows.append(row)
                 claim.begins.append(ref[1] - held.offset)
                 claim.lengths.append(ref[2])
@@ -128,12 +133,11 @@ class Ahead:
     async def receive(self, claim: Claim) -> Claimed | None:
         """Its bytes; None where the range could not be read whole, and each row must be read by itself."""
         held = claim.held
-        assert held.reading is not None
         try:
-            part = await asyncio.shield(held.reading)
+            part = await asyncio.shield(claim.reading)
         except (Exception, asyncio.CancelledError):
             current = asyncio.current_task()
-            if not held.reading.done() or (current is not None and getattr(current, "cancelling", int)()):
+            if not claim.reading.done() or (current is not None and getattr(current, "cancelling", int)()):
                 raise  # it is this batch that nobody wants any more
             part = bytearray()
         whole = len(part) == held.length

@@ -132,6 +132,24 @@ def test_a_window_that_is_dropped_makes_room_and_its_requests_end():
     run(test)
 
 
+def test_a_window_that_is_dropped_between_claim_and_receipt_leaves_its_rows_to_their_batch():
+    async def of(*, held: bool) -> list[bool]:
+        link = Link(held=held)
+        ahead = Ahead(link.get, max_held_bytes=10_000)
+        expected = window([0, 1, 2, 3])
+        ahead.add(expected)
+        await asyncio.sleep(0)
+        claims = ahead.claim(FILES, refs_of([1, 2]))
+        await asyncio.sleep(0)
+        ahead.drop(expected)
+        received = [await ahead.receive(claim) for claim in claims]
+        assert len(claims) == 1 and ahead.held_bytes == 0
+        return [got is not None for got in received]
+
+    assert asyncio.run(of(held=False)) == [True]  # the bytes were there
+    assert asyncio.run(of(held=True)) == [False]
+
+
 def test_what_batches_left_behind_does_not_stay():
     async def test():
         link = Link()
