@@ -1,8 +1,8 @@
 """The link to remote storage: a byte range in, its bytes out, whatever the servers do in between.
 
-Owns the file systems opened on a reader's loop, attempts and what they bring, time-outs, and the bounds on what is in
-flight. Everything here runs on that loop; which ranges are read is coalesce.py's and ahead.py's, how one request looks
-streams.py's, which errors are worth another one core/retry.py's.
+Owns the file systems opened on a reader's loop, attempts and what they bring, and time-outs. Everything here runs on
+that loop; which ranges are read is coalesce.py's and ahead.py's, how many at once flight.py's, how one request looks
+that of http_files.py, s3_files.py and fsspec_files.py, which errors are worth another one core/retry.py's.
 
 Nothing is waited for without a limit: an attempt ends when no byte came for `timeout_s`; `attempts` in a row may bring
 nothing; one that brought a part is followed by a request for the rest, at most `resumptions` times.
@@ -13,21 +13,23 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import inspect
 import os
-from collections.abc import AsyncIterator, Callable, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import fsspec
-from fsspec.core import split_protocol, url_to_fs
+from fsspec.core import split_protocol
 
 from gpuload.core.location import shown
 from gpuload.core.retry import backoff_s, is_transient
 from gpuload.core.stamp import Stamp, stamp_of
+from gpuload.fetch.flight import Flight, Turn
+from gpuload.fetch.fsspec_files import AsynchronousFiles, ThreadedFiles
+from gpuload.fetch.http_files import HttpFiles
 from gpuload.fetch.limits import MIB, RemoteLimits
-from gpuload.fetch.streams import FileVersion, OnAThread, is_streamed, stream, stream_from_thread
+from gpuload.fetch.remote_files import FileVersion, OnAThread, RemoteFiles
+from gpuload.fetch.s3_files import S3Files, has_plain_bucket, settings_for
 
 WHOLE_ANSWER_BYTES = MIB
 """What is asked for at a time after a failure of a file system whose answers come whole or not at all."""
@@ -38,8 +40,8 @@ Keep = Callable[[bytearray], object]
 class Link:
     """Ranges of files behind fsspec URLs. Its loop's alone.
 
-    on_a_thread: runs what has no asynchronous implementation. systems: file systems by protocol, filled as they are
-    opened; whoever ends the loop closes their sessions. stamps: of files where they are known, by URL; a file
+    on_a_thread: runs what has no asynchronous implementation. opened: file systems by their kind, filled as they are
+    opened; whoever ends the loop closes them. stamps: of files where they are known, by URL; a file
     that has another size than its stamp's, or changes while it is read, is an error that says so.
     """
 
@@ -48,7 +50,7 @@ class Link:
         loop: asyncio.AbstractEventLoop,
         on_a_thread: OnAThread,
         limits: RemoteLimits,
-        systems: dict[str, Any],
+        opened: dict[str, RemoteFiles],
         *,
         storage_options: Mapping[str, Any],
         stamps: Mapping[str, Stamp],
@@ -56,17 +58,19 @@ class Link:
         self._loop, self._on_a_thread, self.limits = loop, on_a_thread, limits
         self._options, self._stamps = storage_options, stamps
         self._versions: dict[str, FileVersion] = {}
-        self.systems = systems
+        self.opened = opened
         self._opening = asyncio.Lock()
         self.flight = Flight(limits.max_ranges, limits.max_bytes)
 
-    async def get(self, url: str, offset: int, length: int, keep: Keep | None = None) -> bytearray:
+    async def get(
+        self, url: str, offset: int, length: int, keep: Keep | None = None, turn: Turn | None = None
+    ) -> bytearray:
         """`length` bytes from `offset` on, or all of the file for -1; fewer where file or attempts end early.
 
-        keep: given a range that is whole, on a thread; until it returns, the bytes count as in flight. Raises OSError
-        that names no secret.
+        turn: among what else is wanted; a batch waits for it where that is not said. keep: given a range that is
+        whole, on a thread; until it returns, the bytes count as in flight. Raises OSError that names no secret.
         """
-        async with self.flight.of(length):
+        async with self.flight.of(length, turn or Turn()):
             try:
                 part = await self._in_attempts(url, offset, length)
             except Exception as error:  # any library's
@@ -136,20 +140,16 @@ class Link:
 
     async def _once(self, url: str, offset: int, length: int, part: bytearray, *, gently: bool) -> None:
         """Add to `part` what one request for the rest brings."""
-        system = await self._system(url)
+        files = await self._files(url)
         start, stop = offset + len(part), None if length < 0 else offset + length
-        if gently and stop is not None and not is_streamed(system):
+        if gently and stop is not None and not files.in_pieces:
             stop = min(stop, start + WHOLE_ANSWER_BYTES)
 
         def seen(version: FileVersion) -> None:
             if length >= 0:
                 self._hold_to(url, version)
 
-        if system is None:
-            pieces = stream_from_thread(url, self._options, start, stop, self._on_a_thread)
-        else:
-            pieces = stream(system, url, system._strip_protocol(url), start, stop, seen=seen)
-        async with contextlib.aclosing(pieces):  # type: ignore[type-var]
+        async with contextlib.aclosing(files.stream(url, start, stop, seen)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 part += piece
                 if stop is not None and len(part) > stop - offset:  # more than was promised: what was asked is here
@@ -168,85 +168,45 @@ class Link:
         self._versions.setdefault(url, version)
 
     async def _info(self, url: str) -> Mapping[str, Any]:
-        system = await self._system(url)
-        if system is not None:
-            return await system._info(system._strip_protocol(url))
+        return await (await self._files(url)).info(url)
 
-        def info() -> Mapping[str, Any]:
-            its_system, path = url_to_fs(url, **self._options)
-            return its_system.info(path)
+    async def _files(self, url: str) -> RemoteFiles:
+        kind = _kind(url)
+        if kind not in self.opened:
+            async with self._opening:
+                if kind not in self.opened:
+                    self.opened[kind] = await self._open(url)
+        return self.opened[kind]
 
-        return await self._on_a_thread(info)
-
-    async def _system(self, url: str) -> Any:
-        """None for one that is called from threads, where fsspec opens it."""
-        if "::" in url:
-            return None
+    async def _open(self, url: str) -> RemoteFiles:
         protocol = split_protocol(url)[0] or "file"
-        async with self._opening:
-            if protocol not in self.systems:
-                self.systems[protocol] = await self._open(protocol, url)
-        return self.systems[protocol]
-
-    async def _open(self, protocol: str, url: str) -> Any:
         cls = fsspec.get_filesystem_class(protocol)
-        if not cls.async_impl:
-            return None
+        if "::" in url or not cls.async_impl:
+            return ThreadedFiles(self._options, self._on_a_thread)
         options = {**cls._get_kwargs_from_urls(url), **self._options}
+        speaks_s3 = hasattr(cls, "_call_s3")
+        if speaks_s3:
+            options = settings_for(url, options, connections=self.limits.max_ranges)
         system = cls(**options, asynchronous=True, loop=self._loop, skip_instance_cache=True)
         if hasattr(system, "set_session"):
             await system.set_session()
-        return system
+        if speaks_s3:
+            return S3Files(system, connections=self.limits.max_ranges)
+        return HttpFiles(system) if hasattr(system, "encode_url") else AsynchronousFiles(system)
 
 
-class Flight:
-    """What may be in flight: so many ranges, so many bytes; a range larger than that flies alone. On the loop only.
-
-    A whole file's length is not known before it is here, and asking costs a round trip: it counts as the largest that
-    came so far, and as its share of the limits at least.
-    """
-
-    def __init__(self, max_ranges: int, max_bytes: int):
-        self._max_ranges, self._max_bytes = max_ranges, max_bytes
-        self._largest = max(1, max_bytes // max_ranges)
-        self.ranges = self.bytes = 0
-        self._landed = asyncio.Condition()
-
-    @asynccontextmanager
-    async def of(self, length: int) -> AsyncIterator[None]:
-        size = 0
-
-        def may_start() -> bool:
-            nonlocal size  # anew each time: larger files may have come while this one waited
-            size = min(length if length >= 0 else self._largest, self._max_bytes)
-            return self.ranges < self._max_ranges and self.bytes + size <= self._max_bytes
-
-        async with self._landed:
-            await self._landed.wait_for(may_start)
-            self.ranges += 1
-            self.bytes += size
-        try:
-            yield
-        finally:
-            self.ranges -= 1
-            self.bytes -= size
-            async with self._landed:
-                self._landed.notify_all()
-
-    def whole_file(self, n_bytes: int) -> None:
-        """A whole file came: the next ones may be as large."""
-        self._largest = max(self._largest, n_bytes)
+async def close_all(opened: Mapping[str, RemoteFiles]) -> None:
+    """Close what `Link.opened` holds."""
+    for files in opened.values():
+        await files.close()
 
 
-async def close_sessions(systems: Mapping[str, Any]) -> None:
-    """Close what `Link.systems` hold open."""
-    for system in systems.values():
-        if system is None:
-            continue
-        session = getattr(system, "_session", None) or getattr(system, "_s3", None)
-        closing = session.close() if session is not None else None
-        if inspect.isawaitable(closing):
-            await closing
+def _kind(url: str) -> str:
+    """What is opened once for all URLs of it."""
+    if "::" in url:
+        return "::"
+    protocol = split_protocol(url)[0] or "file"
+    return protocol if not protocol.startswith("s3") or has_plain_bucket(url) else f"{protocol} of its own kind"
 
 
 def _is_beyond_the_end(error: Exception) -> bool:
@@ -255,15 +215,25 @@ def _is_beyond_the_end(error: Exception) -> bool:
 
 
 def _as_os_error(url: str, error: Exception) -> OSError:
-    """`error` itself where it is an OSError that names no secret; else one that says the same without it."""
-    text = str(error)
+    """`error` itself where it is an OSError that names its file and no secret; else one that does."""
+    text, name = str(error), shown(url)
     public = shown(text)
-    if isinstance(error, OSError) and public == text:
+    if isinstance(error, OSError) and public == text and name in text:
         return error
-    for kind, number in ((FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES)):
-        if isinstance(error, kind):
-            return kind(number, os.strerror(number), shown(url))
-    failure = OSError(errno.EIO, f"{type(error).__name__}: {public}", shown(url))
+    if isinstance(error, OSError):
+        number = next((number for kind, number in _NUMBERS if isinstance(error, kind)), error.errno or errno.EIO)
+        said = public if error.errno is None and " " in public else error.strerror or os.strerror(number)
+        failure = OSError(number, shown(said), name)  # of the kind that the number means
+    else:
+        failure = OSError(errno.EIO, f"{type(error).__name__}: {public}", name)
     if public == text:
         failure.__cause__ = error
     return failure
+
+
+_NUMBERS = (
+    (FileNotFoundError, errno.ENOENT),
+    (PermissionError, errno.EACCES),
+    (TimeoutError, errno.ETIMEDOUT),
+)
+"""Libraries raise these with words alone."""

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -29,9 +29,11 @@ from gpuload.core.stamp import Stamp
 from gpuload.fetch.ahead import Ahead, Claimed, Window
 from gpuload.fetch.coalesce import ReadPlan, coalesce, with_sizes
 from gpuload.fetch.event_loop import EventLoop
+from gpuload.fetch.flight import Turn
 from gpuload.fetch.limits import RemoteLimits
-from gpuload.fetch.link import Keep, Link, close_sessions
+from gpuload.fetch.link import Keep, Link, close_all
 from gpuload.fetch.local import fail_beyond
+from gpuload.fetch.remote_files import RemoteFiles
 
 
 class Expected:
@@ -61,13 +63,16 @@ class RemoteReader:
         **limits: Any,
     ):
         self.limits = RemoteLimits(**limits)
-        systems: dict[str, Any] = {}
-        self._events = EventLoop(threads=self.limits.threads, at_end=partial(close_sessions, systems))
+        opened: dict[str, RemoteFiles] = {}
+        self._events = EventLoop(threads=self.limits.threads, at_end=partial(close_all, opened))
         self._link = Link(
-            self._events.loop, self._events.on_a_thread, self.limits, systems,
+            self._events.loop, self._events.on_a_thread, self.limits, opened,
             storage_options=dict(storage_options or {}), stamps=stamps or {},
         )  # fmt: skip
-        self._ahead = Ahead(self._link.get, max_held_bytes=self.limits.max_held_bytes)
+
+        self._ahead = Ahead(
+            partial(_get_at_turn, self._link), self._link.flight.hurry, max_held_bytes=self.limits.max_held_bytes
+        )
 
     def read(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:
         """The bytes of refs: SAMPLE_REF (n,). What every attempt failed to read is in `failures`, row by row."""
@@ -98,7 +103,7 @@ class RemoteReader:
     def __repr__(self) -> str:
         flight = self._link.flight
         return (
-            f"RemoteReader({sorted(self._link.systems)}, in_flight={flight.ranges}/{self.limits.max_ranges} ranges, "
+            f"RemoteReader({sorted(self._link.opened)}, in_flight={flight.ranges}/{self.limits.max_ranges} ranges, "
             f"{flight.bytes}/{self.limits.max_bytes} bytes, held={self._ahead.held_bytes})"
         )
 
@@ -109,7 +114,10 @@ class RemoteReader:
     async def _read(self, files: Sequence[str], refs: np.ndarray) -> _Found:
         claims = self._ahead.claim(files, refs)
         if not claims:
-            return _Found([], np.arange(len(refs)), await self._pieces(files, refs))
+            try:
+                return _Found([], np.arange(len(refs)), await self._pieces(files, refs))
+            finally:
+                self._ahead.go_on()
         others = np.ones(len(refs), np.bool_)
         for claim in claims:
             others[claim.rows] = False
@@ -151,6 +159,10 @@ class RemoteReader:
         if failures:
             plan.lengths[list(failures)] = 0
         return EncodedBatch(data, plan.offsets, plan.lengths, (), failures)
+
+
+def _get_at_turn(link: Link, url: str, offset: int, length: int, turn: Turn) -> Awaitable[bytearray]:
+    return link.get(url, offset, length, turn=turn)
 
 
 @dataclass(frozen=True)

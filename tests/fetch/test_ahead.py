@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from gpuload.core.refs import SAMPLE_REF, whole_files
 from gpuload.fetch.ahead import KEPT_BEHIND, Ahead, Window
+from gpuload.fetch.flight import Turn
 from gpuload.fetch.remote import RemoteReader
 from gpuload.sampling.order import Order
 
@@ -28,11 +29,12 @@ class Link:
 
     def __init__(self, fails: bool = False, held: bool = False):
         self.asked: list[tuple[str, int, int]] = []
+        self.hurried: list[Turn] = []
         self.fails, self.released = fails, asyncio.Event()
         if not held:
             self.released.set()
 
-    async def get(self, url: str, offset: int, length: int) -> bytearray:
+    async def get(self, url: str, offset: int, length: int, turn: Turn) -> bytearray:
         self.asked.append((url, offset, length))
         await self.released.wait()
         if self.fails:
@@ -46,6 +48,14 @@ def refs_of(samples: list[int]) -> np.ndarray:
 
 def window(samples: list[int], gap_bytes: int = IMAGE, max_range_bytes: int = 2000) -> Window:
     return Window(FILES, refs_of(samples), gap_bytes=gap_bytes, max_range_bytes=max_range_bytes)
+
+
+def begun(link: Link, *, max_held_bytes: int) -> Ahead:
+    """One whose first batch is read."""
+    ahead = Ahead(link.get, link.hurried.append, max_held_bytes=max_held_bytes)
+    ahead.add(Window(FILES, refs_of([]), gap_bytes=0, max_range_bytes=1))
+    assert ahead.claim(FILES, refs_of([0])) == []
+    return ahead
 
 
 async def take(ahead: Ahead, samples: list[int]) -> list[int]:
@@ -68,7 +78,7 @@ def run(test):
 def test_neighbours_of_several_batches_are_read_once_and_then_forgotten():
     async def test():
         link = Link()
-        ahead = Ahead(link.get, max_held_bytes=10**6)
+        ahead = begun(link, max_held_bytes=10**6)
         samples = [*range(40), *range(1500, 1520)]
         ahead.add(window(samples))
         for batch in (samples[::3], samples[1::3], samples[2::3]):
@@ -80,10 +90,40 @@ def test_neighbours_of_several_batches_are_read_once_and_then_forgotten():
     run(test)
 
 
+def test_the_first_batch_reads_by_itself_and_nothing_is_read_ahead_before_it_is_here():
+    async def test():
+        link = Link()
+        ahead = Ahead(link.get, link.hurried.append, max_held_bytes=10**6)
+        samples = list(range(60))
+        ahead.add(window(samples))
+        await asyncio.sleep(0.01)
+        assert link.asked == []
+        first, second = [*range(20, 40), 41], [5, 45]
+        assert ahead.claim(FILES, refs_of(first)) == []
+        await asyncio.sleep(0.01)
+        assert link.asked == []
+        ahead.go_on()
+        assert await take(ahead, second) == second
+        assert [at for _, at, _ in link.asked] == [0, 4000]  # of 2000..3999 nothing is left
+
+    run(test)
+
+
+def test_what_a_batch_claims_goes_before_what_is_only_expected():
+    async def test():
+        link = Link(held=True)
+        ahead = begun(link, max_held_bytes=10**6)
+        ahead.add(window([*range(20), *range(100, 120)]))
+        claims = ahead.claim(FILES, refs_of([101, 102]))
+        assert link.hurried[0] is claims[0].held.turn and claims[0].held.offset == 10_000
+
+    run(test)
+
+
 def test_a_full_shuffle_expects_nothing_to_be_shared():
     async def test():
         link = Link()
-        ahead = Ahead(link.get, max_held_bytes=10**6)
+        ahead = begun(link, max_held_bytes=10**6)
         ahead.add(window([10, 300, 700, 1400]))
         await asyncio.sleep(0)
         assert await take(ahead, [10, 300]) == [] and link.asked == []
@@ -100,7 +140,7 @@ def test_a_large_part_of_a_file_is_read_ahead_though_one_asks_for_it():
 def test_reading_ahead_is_in_order_and_bounded():
     async def test():
         link = Link()
-        ahead = Ahead(link.get, max_held_bytes=4000)
+        ahead = begun(link, max_held_bytes=4000)
         ahead.add(window(list(range(40))))
         ahead.add(window(list(range(100, 140))))
         await asyncio.sleep(0.01)
@@ -116,7 +156,7 @@ def test_reading_ahead_is_in_order_and_bounded():
 def test_a_window_that_is_dropped_makes_room_and_its_requests_end():
     async def test():
         link = Link(held=True)
-        ahead = Ahead(link.get, max_held_bytes=4000)
+        ahead = begun(link, max_held_bytes=4000)
         first, second = window(list(range(40))), window(list(range(100, 140)))
         ahead.add(first)
         ahead.add(second)
@@ -135,7 +175,7 @@ def test_a_window_that_is_dropped_makes_room_and_its_requests_end():
 def test_a_window_that_is_dropped_between_claim_and_receipt_leaves_its_rows_to_their_batch():
     async def of(*, held: bool) -> list[bool]:
         link = Link(held=held)
-        ahead = Ahead(link.get, max_held_bytes=10_000)
+        ahead = begun(link, max_held_bytes=10_000)
         expected = window([0, 1, 2, 3])
         ahead.add(expected)
         await asyncio.sleep(0)
@@ -153,7 +193,7 @@ def test_a_window_that_is_dropped_between_claim_and_receipt_leaves_its_rows_to_t
 def test_what_batches_left_behind_does_not_stay():
     async def test():
         link = Link()
-        ahead = Ahead(link.get, max_held_bytes=10**6)
+        ahead = begun(link, max_held_bytes=10**6)
         for number in range(KEPT_BEHIND + 3):
             ahead.add(window(list(range(number * 40, number * 40 + 20))))
         newest = (KEPT_BEHIND + 2) * 40
@@ -167,7 +207,7 @@ def test_what_batches_left_behind_does_not_stay():
 def test_a_range_that_fails_leaves_its_rows_to_their_batches():
     async def test():
         link = Link(fails=True)
-        ahead = Ahead(link.get, max_held_bytes=10**6)
+        ahead = begun(link, max_held_bytes=10**6)
         ahead.add(window(list(range(10))))
         assert await take(ahead, [1, 2]) == []
         assert await take(ahead, [3]) == [] and len(link.asked) == 1 and ahead.held_bytes == 0
@@ -178,7 +218,7 @@ def test_a_range_that_fails_leaves_its_rows_to_their_batches():
 def test_two_that_want_a_range_at_once_share_one_request():
     async def test():
         link = Link(held=True)
-        ahead = Ahead(link.get, max_held_bytes=10**6)
+        ahead = begun(link, max_held_bytes=10**6)
         ahead.add(window(list(range(10))))
         both = asyncio.gather(take(ahead, [1, 3]), take(ahead, [2, 5]))
         await asyncio.sleep(0.01)
@@ -191,7 +231,7 @@ def test_two_that_want_a_range_at_once_share_one_request():
 def test_a_batch_that_is_given_up_does_not_end_what_others_wait_for():
     async def test():
         link = Link(held=True)
-        ahead = Ahead(link.get, max_held_bytes=10**6)
+        ahead = begun(link, max_held_bytes=10**6)
         ahead.add(window(list(range(10))))
         impatient = asyncio.ensure_future(take(ahead, [1]))
         patient = asyncio.ensure_future(take(ahead, [2]))
@@ -211,7 +251,7 @@ def test_any_order_with_any_bound_gives_each_sample_once_or_leaves_it(seed, batc
 
     async def test():
         link, most = Link(), 0
-        ahead = Ahead(link.get, max_held_bytes=max_held_bytes)
+        ahead = begun(link, max_held_bytes=max_held_bytes)
         ids = Order("block", 2000, seed, block_size=20, blocks_in_window=8).ids(0, 2000).tolist()
         came, told = 0, 0
         for first in range(0, len(ids), batch):
@@ -255,7 +295,8 @@ def test_a_reader_gives_the_same_bytes_whatever_it_was_told(memory):
 def test_what_nobody_holds_any_more_is_dropped(memory):
     reader = RemoteReader(gap_bytes=IMAGE, max_range_bytes=2000)
     expected = reader.expect(memory, refs_of(list(range(20))))
-    reader.read(memory, refs_of([0, 500]))  # the loop has heard of it
+    reader.read(memory, refs_of([500]))  # the first
+    reader.read(memory, refs_of([0, 500]))
     assert reader._ahead.held_bytes == 2000
     del expected
     gc.collect()

@@ -10,7 +10,7 @@ import pytest
 from gpuload.core.refs import SAMPLE_REF, whole_files
 from gpuload.core.stamp import Stamp
 from gpuload.fetch.remote import RemoteReader
-from gpuload.fetch.streams import FileVersion
+from gpuload.fetch.remote_files import FileVersion
 from tests.fetch.ranges import RangeServer
 
 DATA = {"/a.bin": np.random.default_rng(1).integers(0, 256, 100_000, np.uint8).tobytes()}

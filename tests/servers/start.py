@@ -35,10 +35,13 @@ class Storage:
 
 
 @contextmanager
-def s3(folder: Path, port: int | None = None) -> Iterator[Storage]:
-    """rclone's S3 server; `folder` is a bucket of it. port: of what stands before it, which clients are told."""
+def s3(folder: Path, port: int | None = None, *, anonymous: bool = False) -> Iterator[Storage]:
+    """rclone's S3 server; `folder` is a bucket of it. port: of what stands before it, which clients are told.
+
+    anonymous: it lets in who has no key.
+    """
     pytest.importorskip("s3fs", reason="pip install s3fs")
-    with _rclone("s3", folder.parent, "--auth-key", f"{USER},{PASSWORD}") as own:
+    with _rclone("s3", folder.parent, *(() if anonymous else ("--auth-key", f"{USER},{PASSWORD}"))) as own:
         yield s3_storage(folder, own if port is None else port)
 
 

@@ -1,0 +1,71 @@
+"""The files of one remote storage, as the link reads them.
+
+The contract that http_files.py, s3_files.py and fsspec_files.py fulfil, and what an answer says of its file's version.
+Counting attempts, and going on where one stopped, is link.py's.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+Stream = AsyncIterator[bytes]
+OnAThread = Callable[[Callable[[], Any]], Awaitable[Any]]
+
+_TOTAL = re.compile(r"/(\d+)\s*$")
+
+
+@dataclass(frozen=True)
+class FileVersion:
+    """What an answer says of its file. size: bytes, of the whole file; None, "": not said."""
+
+    size: int | None = None
+    etag: str = ""
+    modified: str = ""
+
+    def differs(self, other: FileVersion) -> bool:
+        """Whether these are surely two versions: another size, or no mark that both have is the same.
+
+        Servers that share their work may give one file several ETags, or several times: one mark that agrees is enough.
+        """
+        if None not in (self.size, other.size) and self.size != other.size:
+            return True
+        marks = [(a, b) for a, b in ((self.etag, other.etag), (self.modified, other.modified)) if a and b]
+        return bool(marks) and all(a != b for a, b in marks)
+
+
+Seen = Callable[[FileVersion], None]
+"""Called with what the answer's headers say, before its first piece. May raise."""
+
+
+class RemoteFiles(Protocol):
+    """Called on the reader's loop only; many streams run at once.
+
+    in_pieces: what came before a failure is there; else an answer comes as a whole or not at all.
+    """
+
+    in_pieces: bool
+
+    def stream(self, url: str, start: int, stop: int | None, seen: Seen) -> Stream:
+        """One request for bytes start..stop-1 of a file, to its end for None, as its pieces come."""
+
+    async def info(self, url: str) -> Mapping[str, Any]:
+        """What fsspec's `info` says of the file."""
+
+    async def close(self) -> None:
+        """Close what is open: the last call."""
+
+
+def range_of(start: int, stop: int | None) -> str:
+    """HTTP's Range."""
+    return f"bytes={start}-{'' if stop is None else stop - 1}"
+
+
+def version_of(headers: Mapping[str, str], *, whole: bool) -> FileVersion:
+    """What HTTP's headers tell. whole: the answer is all of the file."""
+    told = {name.lower(): value for name, value in headers.items()}
+    total = _TOTAL.search(told.get("content-range", ""))
+    size = int(total[1]) if total else int(told["content-length"]) if whole and "content-length" in told else None
+    return FileVersion(size, told.get("etag", "").removeprefix("W/"), told.get("last-modified", ""))
