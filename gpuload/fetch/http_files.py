@@ -37,7 +37,7 @@ class HttpFiles:
                     "knows them, or copy it to local disk",
                     shown(url),
                 )
-            seen(version_of(answer.headers, whole=whole))
+            seen(version_of(answer.headers, url, start, whole=whole))
             async for piece in answer.content.iter_any():
                 yield piece
 

@@ -15,6 +15,7 @@ import contextlib
 import errno
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -33,6 +34,9 @@ from gpuload.fetch.s3_files import S3Files, has_plain_bucket, settings_for
 
 WHOLE_ANSWER_BYTES = MIB
 """What is asked for at a time after a failure of a file system whose answers come whole or not at all."""
+
+ASKED_AGAIN = 3
+"""How often a server that calls a file's version otherwise than when it was indexed is asked for it once more."""
 
 Keep = Callable[[bytearray], object]
 
@@ -84,8 +88,9 @@ class Link:
 
     async def stamp(self, url: str) -> Stamp | None:
         """The file's size and version: one request, none where they are known. Raises OSError."""
-        if url in self._stamps:
-            return self._stamps[url]
+        return self._stamps[url] if url in self._stamps else await self._ask_stamp(url)
+
+    async def _ask_stamp(self, url: str) -> Stamp | None:
         for attempt in range(self.limits.attempts):
             try:
                 return stamp_of(await asyncio.wait_for(self._info(url), self.limits.timeout_s))
@@ -97,12 +102,13 @@ class Link:
         raise AssertionError("the last attempt returns or raises")
 
     async def _in_attempts(self, url: str, offset: int, length: int) -> bytearray:
-        part = bytearray()
-        failed = 0  # attempts in a row that brought nothing
+        answer = _Answer(url, offset, length)
+        part = answer.part
+        failed, error = 0, None  # attempts in a row that brought nothing
         for _ in range(self.limits.attempts + self.limits.resumptions):
             had, error = len(part), None
             try:
-                await self._watched(url, offset, length, part, gently=failed > 0)
+                await self._watched(answer, gently=failed > 0)
                 if length < 0 or len(part) >= length:
                     return part
             except Exception as raised:
@@ -120,52 +126,70 @@ class Link:
                 return part
             if failed:
                 await asyncio.sleep(backoff_s(failed - 1, first_s=self.limits.backoff_s))
+        if error is not None and not part:
+            raise error
         problem = f"it came in pieces: {len(part)} bytes in {self.limits.attempts + self.limits.resumptions} requests"
         raise OSError(errno.EIO, problem, shown(url))
 
-    async def _watched(self, url: str, offset: int, length: int, part: bytearray, *, gently: bool) -> None:
+    async def _watched(self, answer: _Answer, *, gently: bool) -> None:
         """One attempt, which ends when nothing comes for `timeout_s`."""
-        task = asyncio.ensure_future(self._once(url, offset, length, part, gently=gently))
+        part = answer.part
+        task = asyncio.ensure_future(self._once(answer, gently=gently))
         try:
             came = len(part)
             while not (await asyncio.wait({task}, timeout=self.limits.timeout_s))[0]:
                 if len(part) == came:
                     times = f", {self.limits.attempts} times" if not part else ""
                     problem = f"no answer within {self.limits.timeout_s:g} s{times}"
-                    raise TimeoutError(errno.ETIMEDOUT, problem, shown(url))
+                    raise TimeoutError(errno.ETIMEDOUT, problem, shown(answer.url))
                 came = len(part)
             task.result()
         finally:
             task.cancel()
 
-    async def _once(self, url: str, offset: int, length: int, part: bytearray, *, gently: bool) -> None:
-        """Add to `part` what one request for the rest brings."""
+    async def _once(self, answer: _Answer, *, gently: bool) -> None:
+        """Add what one request for the rest brings."""
+        url, part = answer.url, answer.part
         files = await self._files(url)
-        start, stop = offset + len(part), None if length < 0 else offset + length
+        start, stop = answer.offset + len(part), None if answer.length < 0 else answer.offset + answer.length
         if gently and stop is not None and not files.in_pieces:
             stop = min(stop, start + WHOLE_ANSWER_BYTES)
-
-        def seen(version: FileVersion) -> None:
-            if length >= 0:
-                self._hold_to(url, version)
-
-        async with contextlib.aclosing(files.stream(url, start, stop, seen)) as pieces:  # type: ignore[type-var]
+        said: list[FileVersion] = []
+        async with contextlib.aclosing(files.stream(url, start, stop, said.append)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
+                if said:
+                    await self._hold_to_version(answer, said.pop())
                 part += piece
-                if stop is not None and len(part) > stop - offset:  # more than was promised: what was asked is here
-                    del part[stop - offset :]
+                if stop is not None and len(part) > stop - answer.offset:  # more than was promised
+                    del part[stop - answer.offset :]
                     return
 
-    def _hold_to(self, url: str, version: FileVersion) -> None:
-        stamp = self._stamps.get(url)
-        known = self._versions.get(url, FileVersion(stamp.size) if stamp is not None else version)
-        if version.differs(known):
-            raise OSError(
-                errno.ESTALE,
-                "the file was replaced since it was indexed. Make the data set anew, and give new versions new names",
-                shown(url),
-            )
-        self._versions.setdefault(url, version)
+    async def _hold_to_version(self, answer: _Answer, version: FileVersion) -> None:
+        """Raises OSError for bytes of another version than those before them, or than what was indexed."""
+        if answer.length < 0:  # a file that is read whole may be another one each time, but one
+            known, answer.version = answer.version, version
+            if known is not None and answer.part and version.differs(known):
+                answer.part.clear()
+                raise OSError(errno.EIO, "the file was replaced while it was read", shown(answer.url))  # once more
+            return
+        url = answer.url
+        if url not in self._versions:
+            stamp = self._stamps.get(url)
+            # Servers that share their work may call one version differently: it counts what they say when asked again.
+            if stamp is not None and not version.may_be(stamp) and not await self._is_still(url, stamp):
+                raise _stale(url)
+            self._versions.setdefault(url, version)
+        if version.differs(self._versions[url]):
+            raise _stale(url)
+
+    async def _is_still(self, url: str, stamp: Stamp) -> bool:
+        for _ in range(ASKED_AGAIN):
+            now = await self._ask_stamp(url)
+            if now is None or now.size != stamp.size:
+                return False
+            if now.version.strip('"') == stamp.version.strip('"'):
+                return True
+        return False
 
     async def _info(self, url: str) -> Mapping[str, Any]:
         return await (await self._files(url)).info(url)
@@ -193,6 +217,22 @@ class Link:
         if speaks_s3:
             return S3Files(system, connections=self.limits.max_ranges)
         return HttpFiles(system) if hasattr(system, "encode_url") else AsynchronousFiles(system)
+
+
+@dataclass(eq=False)
+class _Answer:
+    """A range on its way. length: -1 for all of the file; version: what the last request for it said."""
+
+    url: str
+    offset: int
+    length: int
+    part: bytearray = field(default_factory=bytearray)
+    version: FileVersion | None = None
+
+
+def _stale(url: str) -> OSError:
+    problem = "the file was replaced since it was indexed. Make the data set anew, and give new versions new names"
+    return OSError(errno.ESTALE, problem, shown(url))
 
 
 async def close_all(opened: Mapping[str, RemoteFiles]) -> None:

@@ -6,15 +6,19 @@ Counting attempts, and going on where one stopped, is link.py's.
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from gpuload.core.location import shown
+from gpuload.core.stamp import Stamp
+
 Stream = AsyncIterator[bytes]
 OnAThread = Callable[[Callable[[], Any]], Awaitable[Any]]
 
-_TOTAL = re.compile(r"/(\d+)\s*$")
+_CONTENT_RANGE = re.compile(r"bytes (\d+)-\d+/(?:(\d+)|\*)\s*$")
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,12 @@ class FileVersion:
             return True
         marks = [(a, b) for a, b in ((self.etag, other.etag), (self.modified, other.modified)) if a and b]
         return bool(marks) and all(a != b for a, b in marks)
+
+    def may_be(self, stamp: Stamp) -> bool:
+        """Whether nothing here speaks against that version. What a stamp's mark is, it does not say."""
+        if self.size not in (None, stamp.size):
+            return False
+        return not (stamp.version and self.etag) or stamp.version in (self.etag, self.etag.strip('"'), self.modified)
 
 
 Seen = Callable[[FileVersion], None]
@@ -63,9 +73,26 @@ def range_of(start: int, stop: int | None) -> str:
     return f"bytes={start}-{'' if stop is None else stop - 1}"
 
 
-def version_of(headers: Mapping[str, str], *, whole: bool) -> FileVersion:
-    """What HTTP's headers tell. whole: the answer is all of the file."""
+def version_of(headers: Mapping[str, str], url: str, start: int, *, whole: bool) -> FileVersion:
+    """What HTTP's headers tell. whole: all of the file was asked for, else it from `start` on.
+
+    Raises OSError for an answer that begins elsewhere, as caches that serve the slice they have may give.
+    """
     told = {name.lower(): value for name, value in headers.items()}
-    total = _TOTAL.search(told.get("content-range", ""))
-    size = int(total[1]) if total else int(told["content-length"]) if whole and "content-length" in told else None
+    came = _CONTENT_RANGE.match(told.get("content-range", ""))
+    if (came and int(came[1]) != start) or told.get("content-type", "").startswith("multipart/byteranges"):
+        begins = f"the answer begins at byte {came[1]}" if came else "several ranges came"
+        raise OSError(
+            errno.EOPNOTSUPP,
+            f"{begins} where byte {start} was asked for: what serves the data answers ranges wrongly. Serve it by "
+            "something else, or copy it to local disk",
+            shown(url),
+        )
+    size = (
+        int(came[2])
+        if came and came[2]
+        else int(told["content-length"])
+        if whole and "content-length" in told
+        else None
+    )
     return FileVersion(size, told.get("etag", "").removeprefix("W/"), told.get("last-modified", ""))

@@ -31,6 +31,10 @@ _CODE = re.compile(rb"<Code>([\w.]{1,64})</Code>")
 _PLAIN_BUCKET = re.compile(r"s3a?://[a-z0-9][a-z0-9.-]*(?<!--x-s3)(/|$)")
 
 
+ObjectName = tuple[str, str, "str | None"]
+"""Bucket, key, version: as s3fs splits a path."""
+
+
 class StatusError(Exception):
     """An answer that is none. status: HTTP's."""
 
@@ -74,7 +78,7 @@ class S3Files:
     def __init__(self, system: Any, *, connections: int):
         self._system, self._connections = system, connections
         self._signs = _may_sign(system)
-        self._signed: dict[tuple[str, str, str | None], _Signed] = {}
+        self._signed: dict[ObjectName, _Signed] = {}
         self._session: Any = None
         self._tls: Any = None
         self._served = False  # by a signed URL
@@ -90,7 +94,7 @@ class S3Files:
                 return
             except _Refused as refusal:
                 refused, why = True, str(refusal)
-        async for piece in self._by_s3fs(name, start, stop, seen):
+        async for piece in self._by_s3fs(name, url, start, stop, seen):
             if refused:
                 refused = False
                 self._note_refusal(why)
@@ -104,9 +108,7 @@ class S3Files:
             await self._session.close()
         await self._system._s3.close()
 
-    async def _by_signed_url(
-        self, name: tuple[str, str, str | None], url: str, start: int, stop: int | None, seen: Seen
-    ) -> Stream:
+    async def _by_signed_url(self, name: ObjectName, url: str, start: int, stop: int | None, seen: Seen) -> Stream:
         ranged = bool(start) or stop is not None
         headers = {"Range": range_of(start, stop)} if ranged else {}
         async with await self._get(await self._url(name), headers) as answer:
@@ -115,7 +117,7 @@ class S3Files:
             if ranged and answer.status != 206 and "Content-Range" not in answer.headers:
                 raise _Refused("it ignores ranges")
             self._served = True
-            seen(version_of(answer.headers, whole=not ranged))
+            seen(version_of(answer.headers, url, start, whole=not ranged))
             async for piece in answer.content.iter_any():
                 yield piece
 
@@ -135,7 +137,7 @@ class S3Files:
         tls = {"ssl": self._tls} if url.scheme == "https" else {}
         return await self._session.get(url, headers=headers, allow_redirects=False, **tls)
 
-    async def _url(self, name: tuple[str, str, str | None]) -> Any:
+    async def _url(self, name: ObjectName) -> Any:
         signed = self._signed.get(name)
         if signed is None or signed.until_s < time.monotonic():
             import yarl
@@ -151,7 +153,7 @@ class S3Files:
             self._signed[name] = signed
         return signed.url
 
-    async def _fail(self, answer: Any, name: tuple[str, str, str | None], url: str) -> None:
+    async def _fail(self, answer: Any, name: ObjectName, url: str) -> None:
         """Raise what this answer means."""
         found = _CODE.search(await answer.content.read(4096))
         code = found[1].decode() if found else ""
@@ -173,14 +175,15 @@ class S3Files:
                 stacklevel=2,
             )
 
-    async def _by_s3fs(self, name: tuple[str, str, str | None], start: int, stop: int | None, seen: Seen) -> Stream:
+    async def _by_s3fs(self, name: ObjectName, url: str, start: int, stop: int | None, seen: Seen) -> Stream:
         bucket, key, version = name
         given = {"VersionId": version} if version else {}
         if start or stop is not None:
             given["Range"] = range_of(start, stop)
         answer = await self._system._call_s3("get_object", Bucket=bucket, Key=key, **given)
         try:
-            seen(version_of(answer["ResponseMetadata"]["HTTPHeaders"], whole="Range" not in given))
+            headers = answer["ResponseMetadata"]["HTTPHeaders"]
+            seen(version_of(headers, url, start, whole="Range" not in given))
             while piece := await answer["Body"].read(1 << 20):
                 yield piece
         finally:

@@ -13,7 +13,10 @@ Chosen = Callable[[str, int, int], bool]
 
 
 class RangeServer(ThreadingHTTPServer):
-    """requests: "PATH BEGIN-END" each, "HEAD PATH" for a HEAD. sent: bytes by path. headers: sent with each answer."""
+    """requests: "PATH BEGIN-END" each, "HEAD PATH" for a HEAD. sent: bytes by path. headers: sent with each answer.
+
+    shifted: bytes by which the ranges that come lie behind those that were asked for.
+    """
 
     daemon_threads = True
     request_queue_size = 128
@@ -22,6 +25,7 @@ class RangeServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Handler)
         self.files = dict(files)
         self.headers: dict[str, str] = {}
+        self.shifted = 0
         self.requests: list[str] = []
         self.sent: Counter[str] = Counter()
         self._held: Chosen = lambda *_: False
@@ -96,6 +100,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not self.server.meet(self.path, begin, end):
             self.send_error(500)
             return
+        begin, end = begin + self.server.shifted, end + self.server.shifted
         if begin >= len(data):
             self.send_error(416)
             return

@@ -77,6 +77,52 @@ def test_a_file_of_another_size_than_it_was_indexed_with_is_one_too(server, read
     assert not reader(stamps=stamps).read(server.urls, refs((0, 100))).failures
 
 
+def test_a_file_of_another_version_than_it_was_indexed_with_is_one_too(server, reader):
+    server.headers["ETag"] = '"two"'
+    for stamp in (Stamp(100_000, '"one"'), Stamp(100_000, "one")):
+        failure = reader(stamps={server.urls[0]: stamp}).read(server.urls, refs((0, 100))).failures[0]
+        assert isinstance(failure, OSError) and failure.errno == errno.ESTALE
+    server.requests.clear()
+    for stamp in (Stamp(100_000, '"two"'), Stamp(100_000, "two"), Stamp(100_000, "")):
+        assert not reader(stamps={server.urls[0]: stamp}).read(server.urls, refs((0, 100))).failures
+    assert not [request for request in server.requests if request.startswith("HEAD")]
+
+
+def test_a_version_that_a_server_calls_differently_each_time_is_asked_for_again(server, reader, monkeypatch):
+    server.headers["ETag"] = '"of this machine"'
+    known = Stamp(100_000, "of that machine")
+    answers = iter([Stamp(100_000, '"of this machine"'), known])
+
+    async def ask(self, url):
+        return next(answers)
+
+    monkeypatch.setattr("gpuload.fetch.link.Link._ask_stamp", ask)
+    reading = reader(stamps={server.urls[0]: known})
+    assert not reading.read(server.urls, refs((0, 100))).failures
+    assert not reading.read(server.urls, refs((500, 100))).failures and next(answers, None) is None
+
+
+def test_an_answer_from_elsewhere_is_an_error_and_not_taken_for_what_was_asked(server, reader):
+    server.shifted = 7
+    failure = reader().read(server.urls, refs((10, 100))).failures[0]
+    assert "begins at byte 17 where byte 10 was asked for" in str(failure) and len(server.requests) == 1
+
+
+def test_a_whole_file_that_is_replaced_while_it_is_read_is_read_anew(server, reader):
+    new = DATA["/a.bin"][::-1]
+
+    def cut_once(path, begin, end):
+        cut, server.headers["ETag"] = server.headers["ETag"] == '"one"', '"two"'
+        server.files["/a.bin"] = new
+        return cut
+
+    server.headers["ETag"] = '"one"'
+    server.cut(cut_once)
+    encoded = reader().read(server.urls, whole_files(np.array([0])))
+    assert encoded.encoded(0).tobytes() == new
+    assert [request.split()[1].split("-")[0] for request in server.requests] == ["0", "50000", "0"]
+
+
 def test_servers_that_share_their_work_may_disagree_about_etags():
     one, two = FileVersion(5, '"a"', "Mon"), FileVersion(5, '"b"', "Mon")
     assert not one.differs(two) and not one.differs(FileVersion(5)) and not one.differs(FileVersion())
