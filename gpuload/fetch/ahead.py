@@ -31,7 +31,7 @@ LONE_BYTES = MIB
 KEPT_BEHIND = 4
 """Windows before the newest that was claimed from: what is left of older ones is of batches that nobody made."""
 
-Get = Callable[[str, int, int, Turn], Awaitable[bytearray]]
+Get = Callable[[str, int, int, Turn], Awaitable[np.ndarray]]
 """(url, offset, length, turn): Link.get"""
 
 
@@ -43,7 +43,7 @@ class _Range:
     rows: int
     rows_left: int
     turn: Turn = field(default_factory=lambda: Turn(waited_for=False))
-    reading: asyncio.Task[bytearray] | None = None
+    reading: asyncio.Task[np.ndarray] | None = None
 
     @property
     def worth_reading(self) -> bool:
@@ -79,7 +79,7 @@ class Claim:
     begins: list[int]
     lengths: list[int]
     held: _Range
-    reading: asyncio.Task[bytearray]
+    reading: asyncio.Task[np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Claimed:
     """A claim whose bytes are here."""
 
     claim: Claim
-    part: bytearray
+    part: np.ndarray
 
 
 class Ahead:
@@ -148,7 +148,7 @@ class Ahead:
             current = asyncio.current_task()
             if not claim.reading.done() or (current is not None and getattr(current, "cancelling", int)()):
                 raise  # it is this batch that nobody wants any more
-            part = bytearray()
+            part = np.empty(0, np.uint8)
         whole = len(part) == held.length
         held.rows_left -= len(claim.rows) if whole else held.rows_left
         if held.rows_left <= 0:
@@ -184,7 +184,7 @@ class Ahead:
             self.held_bytes -= held.length
 
 
-def _heard(reading: asyncio.Task[bytearray]) -> None:
+def _heard(reading: asyncio.Task[np.ndarray]) -> None:
     """A range that nobody came for may fail without asyncio's complaint."""
     if not reading.cancelled():
         reading.exception()

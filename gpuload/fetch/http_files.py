@@ -7,7 +7,18 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpuload.core.location import shown
+from gpuload.fetch.limits import MIB
 from gpuload.fetch.remote_files import Seen, Stream, range_of, version_of
+
+
+def settings_for(options: Mapping[str, Any]) -> dict[str, Any]:
+    """`options`, storage_options for fsspec's HTTP, with a buffer for large ranges where they say nothing of it.
+
+    aiohttp's 64 KiB are full before the loop comes by again, and each time the socket is turned off and on.
+    """
+    if "get_client" in options:  # the user's own, which may not know the setting
+        return {**options}
+    return {**options, "client_kwargs": {"read_bufsize": MIB, **(options.get("client_kwargs") or {})}}
 
 
 class HttpFiles:

@@ -86,10 +86,10 @@ class RemoteReader:
         window = Window(files, refs, gap_bytes=self.limits.gap_bytes, max_range_bytes=self.limits.max_range_bytes)
         return Expected(self._events, self._ahead, window)
 
-    def fetch(self, url: str, offset: int, length: int, keep: Keep) -> Future[bytearray]:
+    def fetch(self, url: str, offset: int, length: int, keep: Keep) -> Future[np.ndarray]:
         """One range by itself, within the same bounds; where it comes whole, `keep` is given it on a thread."""
         self._check_open()
-        return self._events.begin(self._link.get(url, offset, length, keep))
+        return self._events.begin(self._link.get(url, offset, length, keep=keep))
 
     def stamp(self, url: str) -> Stamp | None:
         """Size and version of a file: asked for, where it is not known. Raises OSError."""
@@ -134,7 +134,7 @@ class RemoteReader:
         plan = coalesce(refs, gap_bytes=self.limits.gap_bytes, max_range_bytes=self.limits.max_range_bytes)
         failures: dict[int, BaseException] = {}
         data = np.empty(plan.total_bytes, np.uint8)
-        wholes: dict[int, bytearray] = {}  # range -> the file
+        wholes: dict[int, np.ndarray] = {}  # range -> the file
 
         async def serve(number: int, item: tuple) -> None:
             file, offset, length, at, first, stop, whole = item
@@ -142,14 +142,13 @@ class RemoteReader:
                 return
             url = files[file]
             try:
-                part = await self._link.get(url, offset, length)
+                part = await self._link.get(url, offset, length, out=None if whole else data[at : at + length])
             except OSError as failure:  # a row's, never its neighbours'
                 failures.update(dict.fromkeys(plan.rows[first:stop].tolist(), failure))
                 return
             if whole:
                 wholes[number] = part
                 return
-            data[at : at + len(part)] = np.frombuffer(part, np.uint8)
             if len(part) < length:
                 fail_beyond(plan, len(part), shown(url), offset, at, first, stop, failures)
 
@@ -161,7 +160,7 @@ class RemoteReader:
         return EncodedBatch(data, plan.offsets, plan.lengths, (), failures)
 
 
-def _get_at_turn(link: Link, url: str, offset: int, length: int, turn: Turn) -> Awaitable[bytearray]:
+def _get_at_turn(link: Link, url: str, offset: int, length: int, turn: Turn) -> Awaitable[np.ndarray]:
     return link.get(url, offset, length, turn=turn)
 
 
@@ -181,7 +180,7 @@ def _joined(n: int, found: _Found) -> EncodedBatch:
     data = np.empty(sum(sum(got.claim.lengths) for got in found.claimed) + rest.data.size, np.uint8)
     at = 0
     for got in found.claimed:
-        part = np.frombuffer(got.part, np.uint8)
+        part = got.part
         for row, begin, length in zip(got.claim.rows, got.claim.begins, got.claim.lengths, strict=True):
             data[at : at + length] = part[begin : begin + length]
             offsets[row], lengths[row] = at, length
@@ -192,8 +191,8 @@ def _joined(n: int, found: _Found) -> EncodedBatch:
     return EncodedBatch(data, offsets, lengths, (), failures)
 
 
-def _append(plan: ReadPlan, data: np.ndarray, wholes: Mapping[int, bytearray]) -> tuple[ReadPlan, np.ndarray]:
+def _append(plan: ReadPlan, data: np.ndarray, wholes: Mapping[int, np.ndarray]) -> tuple[ReadPlan, np.ndarray]:
     numbers = np.flatnonzero(plan.ranges["whole"]).tolist()
-    parts = [np.frombuffer(wholes.get(number, b""), np.uint8) for number in numbers]
+    parts = [wholes.get(number, np.empty(0, np.uint8)) for number in numbers]
     sized = with_sizes(plan, np.array([part.size for part in parts], np.int64))
     return sized, np.concatenate([data, *parts])

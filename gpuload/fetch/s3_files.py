@@ -21,6 +21,7 @@ from typing import Any
 
 from gpuload.core.location import shown
 from gpuload.core.retry import RETRIED_STATUS
+from gpuload.fetch.limits import MIB
 from gpuload.fetch.remote_files import Seen, Stream, range_of, version_of
 
 SIGNED_FOR_S, SIGNED_ANEW_S = 3600, 1800
@@ -130,6 +131,7 @@ class S3Files:
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),  # link.py's
                 auto_decompress=False,
+                read_bufsize=MIB,
                 headers={"Accept-Encoding": "identity"},
             )
         if url.scheme == "https" and self._tls is None:

@@ -34,12 +34,12 @@ class Link:
         if not held:
             self.released.set()
 
-    async def get(self, url: str, offset: int, length: int, turn: Turn) -> bytearray:
+    async def get(self, url: str, offset: int, length: int, turn: Turn) -> np.ndarray:
         self.asked.append((url, offset, length))
         await self.released.wait()
         if self.fails:
             raise OSError("gone")
-        return bytearray(CONTENT[url][offset : offset + length])
+        return np.frombuffer(CONTENT[url][offset : offset + length], np.uint8)
 
 
 def refs_of(samples: list[int]) -> np.ndarray:
@@ -66,7 +66,7 @@ async def take(ahead: Ahead, samples: list[int]) -> list[int]:
         for row, begin, length in zip(claim.rows, claim.begins, claim.lengths, strict=True):
             if got is not None:
                 file, at = FILES[samples[row] // 1000], samples[row] % 1000 * IMAGE
-                assert got.part[begin : begin + length] == CONTENT[file][at : at + length]
+                assert got.part[begin : begin + length].tobytes() == CONTENT[file][at : at + length]
                 came.append(samples[row])
     return sorted(came)
 
