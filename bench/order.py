@@ -19,14 +19,11 @@ from __future__ import annotations
 import argparse
 import gc
 import io
-import json
 import math
 import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -36,30 +33,12 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import Compose, PILToTensor, RandomResizedCrop, ToTensor
 
+from bench.figures import Figure, Part, run
 from gpuload import DataLoader, EncodedImage, ShardDataset
-from gpuload.cli.bench.machine import this_machine, versions
 
 CLASSES, A_CLASS, BATCH = 1000, 1300, 256
 WINDOW = 72 * 16  # samples of a block order's window
 READ_ALONG = 3  # the next image but two is still the same range
-
-
-@dataclass(frozen=True)
-class Figure:
-    """below: the bound that the project promises, None where the figure is only stated."""
-
-    name: str
-    value: float
-    unit: str
-    below: float | None = None
-
-    @property
-    def held(self) -> bool:
-        return self.below is None or self.value < self.below
-
-    def __str__(self) -> str:
-        bound = "" if self.below is None else f"   (bound: {self.below:g}{'' if self.held else ', MISSED'})"
-        return f"{self.name:44} {self.value:12.4g} {self.unit}{bound}"
 
 
 class Images:
@@ -247,7 +226,7 @@ def images_a_range(groups: np.ndarray) -> float:
     return float(groups.size / ranges.sum())
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
+PARTS: dict[str, Part] = {
     "cost": lambda asked: costs(asked.rounds),
     "memory": lambda asked: memory(),
     "quality": lambda asked: quality(),
@@ -255,36 +234,9 @@ PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the figures and appends them as one JSON line. Returns the exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.order", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="append a line with all figures here")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--only", default=",".join(PARTS), help="comma-separated: cost, memory, quality")
-    asked = parser.parse_args(argv)
-    chosen = [name.strip() for name in asked.only.split(",")]
-    unknown = [name for name in chosen if name not in PARTS]
-    if unknown or asked.rounds < 1:
-        parser.error(f"no part {', '.join(unknown)}" if unknown else "--rounds starts at 1")
-    sys.stdout.write(f"{this_machine()}\n")
-    figures: list[Figure] = []
-    for name in chosen:
-        for figure in PARTS[name](asked):
-            figures.append(figure)
-            sys.stdout.write(f"{figure}\n")
-            sys.stdout.flush()
-    if asked.json is not None:
-        line = {
-            "figures": {
-                figure.name: {"value": figure.value, "unit": figure.unit, "below": figure.below} for figure in figures
-            },
-            "held": all(figure.held for figure in figures),
-            "machine": asdict(this_machine()),
-            "versions": versions(),
-            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
-        with asked.json.open("a") as out:
-            out.write(json.dumps(line) + "\n")
-    return 0 if all(figure.held for figure in figures) else 1
+    return run(parser, PARTS, argv, rounds=7)
 
 
 if __name__ == "__main__":

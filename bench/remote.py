@@ -25,7 +25,6 @@ import argparse
 import asyncio
 import gc
 import io
-import json
 import os
 import subprocess
 import sys
@@ -35,8 +34,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
-from datetime import datetime, timezone
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -46,33 +44,12 @@ import numpy as np
 from PIL import Image
 from torchvision.transforms import PILToTensor
 
+from bench.figures import Figure, Part, run
 from gpuload import DataLoader, ShardDataset
-from gpuload.cli.bench.machine import this_machine, versions
 from tests.servers.start import Storage, s3, s3_storage
 
 BATCH, THREADS, WINDOW, AT_ONCE = 256, 4, 72 * 16, 8
 DELAY_S = 0.02
-
-
-@dataclass(frozen=True)
-class Figure:
-    """above, below: what the project promises, None where the figure is only stated."""
-
-    name: str
-    value: float
-    unit: str
-    above: float | None = None
-    below: float | None = None
-
-    @property
-    def held(self) -> bool:
-        return (self.above is None or self.value >= self.above) and (self.below is None or self.value <= self.below)
-
-    def __str__(self) -> str:
-        bounds = [f"floor: {self.above:g}" for _ in [0] if self.above is not None]
-        bounds += [f"ceiling: {self.below:g}" for _ in [0] if self.below is not None]
-        said = f"   ({', '.join(bounds)}{'' if self.held else ', MISSED'})" if bounds else ""
-        return f"{self.name:52} {self.value:12.4g} {self.unit}{said}"
 
 
 def write_shards(folder: Path, megabytes: int, shard_megabytes: int = 32) -> int:
@@ -253,42 +230,14 @@ def urls(storage: Storage, shards: int) -> list[str]:
     return [f"{storage.url}/{number:04d}.tar" for number in range(shards)]
 
 
-PARTS: dict[str, Callable[[argparse.Namespace], Iterator[Figure]]] = {"block": block, "cache": cache, "start": start}
+PARTS: dict[str, Part] = {"block": block, "cache": cache, "start": start}
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prints the figures and appends them as one JSON line. Returns the exit code."""
+    """Returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m bench.remote", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--json", type=Path, help="append a line with all figures here")
-    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=768, help="of data, for `block`; a third of it for `cache`")
-    parser.add_argument("--only", default=",".join(PARTS), help="comma-separated: block, cache, start")
-    asked = parser.parse_args(argv)
-    chosen = [name.strip() for name in asked.only.split(",")]
-    unknown = [name for name in chosen if name not in PARTS]
-    if unknown or asked.rounds < 1:
-        parser.error(f"no part {', '.join(unknown)}" if unknown else "--rounds starts at 1")
-    sys.stdout.write(f"{this_machine()}\n")
-    figures: list[Figure] = []
-    for name in chosen:
-        for figure in PARTS[name](asked):
-            figures.append(figure)
-            sys.stdout.write(f"{figure}\n")
-            sys.stdout.flush()
-    if asked.json is not None:
-        line = {
-            "figures": {
-                figure.name: {"value": figure.value, "unit": figure.unit, "above": figure.above, "below": figure.below}
-                for figure in figures
-            },
-            "held": all(figure.held for figure in figures),
-            "machine": asdict(this_machine()),
-            "versions": versions(),
-            "at": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        }
-        with asked.json.open("a") as out:
-            out.write(json.dumps(line) + "\n")
-    return 0 if all(figure.held for figure in figures) else 1
+    return run(parser, PARTS, argv, rounds=5)
 
 
 if __name__ == "__main__":

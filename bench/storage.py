@@ -34,6 +34,7 @@ class Store(ThreadingHTTPServer):
     """Serves the files of `folder`, ranges too. delay_s: before each answer. bytes_per_s: of all answers together."""
 
     daemon_threads = True
+    request_queue_size = 128  # of Python's 5, every connection too many waits a second for its next attempt
 
     def __init__(self, folder: Path, *, delay_s: float, bytes_per_s: float) -> None:
         super().__init__(("127.0.0.1", 0), Answer)

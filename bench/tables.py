@@ -14,6 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -160,14 +161,18 @@ def tuning() -> str:
     return f"{markdown(head, rows)}\n{measured_on(next(reversed(lines.values())))}\n"
 
 
-def order() -> str:
-    """The last run's figures, each with the bound that is promised."""
-    lines = lines_of("order")
+def figures(name: str) -> str:
+    """The last run of a benchmark of bench/figures.py, each figure with the bound that is promised."""
+    lines = lines_of(name)
+    if not lines:
+        return "No run has been recorded yet.\n"
     rows = []
-    for name, found in lines[-1]["figures"].items():
-        bound = "" if found["below"] is None else f"{found['below']:.4g}"
-        missed = found["below"] is not None and not found["value"] < found["below"]
-        rows.append([name, f"{found['value']:.4g} {found['unit']}".strip(), bound, "missed" if missed else ""])
+    for what, found in lines[-1]["figures"].items():
+        value, above, below = found["value"], found.get("above"), found["below"]
+        bounds = [f"at least {above:.4g}"] if above is not None else []
+        bounds += [f"at most {below:.4g}"] if below is not None else []
+        missed = (above is not None and value < above) or (below is not None and value > below)
+        rows.append([what, f"{value:.4g} {found['unit']}".strip(), ", ".join(bounds), "missed" if missed else ""])
     return f"{markdown(['figure', 'value', 'bound', ''], rows)}\n{measured_on(lines[-1])}\n"
 
 
@@ -181,7 +186,9 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "jpeg": jpeg,
     "storage": storage,
     "tuning": tuning,
-    "order": order,
+    "order": partial(figures, "order"),
+    "remote": partial(figures, "remote"),
+    "packing": partial(figures, "packing"),
 }
 
 

@@ -19,17 +19,18 @@ from PIL import Image
 from torch.utils.data import Dataset
 
 from gpuload.core.errors import ConfigError, ShardError, sample_error
-from gpuload.core.location import shown
+from gpuload.core.location import server_of, shown
 from gpuload.core.protocols import RangeReader
 from gpuload.core.structure import IMAGE, Column, EncodedImage, fill
 from gpuload.dataset_labels import find_labels
 from gpuload.fetch.cache_spec import parse_cache
 from gpuload.fetch.reader import reader_for
+from gpuload.fetch.whole_files import Listed
 from gpuload.shards.arrow import is_huggingface, refuse_other_huggingface
 from gpuload.shards.catalog import Catalog, open_catalog
 from gpuload.shards.fields import PICKLED, parse_field
 from gpuload.shards.index import sidecars_of
-from gpuload.shards.table import NO_LABEL, Finding
+from gpuload.shards.table import MIXED, NO_LABEL, Finding
 
 
 class ShardDataset(Dataset):
@@ -103,6 +104,16 @@ class ShardDataset(Dataset):
         """int64 (n,), or None unless every sample has one."""
         labels = self._labels
         return labels if labels is not None and (labels != NO_LABEL).all() else None
+
+    @property
+    def known_labels(self) -> np.ndarray | None:
+        """int64 (n,), the smallest there is for a sample without one; None where no sample has one."""
+        return self._labels
+
+    @property
+    def label_member(self) -> str:
+        """The one of `members` that the format's own labels stand in; "" where it is none of them."""
+        return self._table.label
 
     @property
     def classes(self) -> list[str] | None:
@@ -195,6 +206,7 @@ class ShardDataset(Dataset):
             batches=batches,
             cache=self.cache,
             stamps=self._catalog.stamps,
+            listed=self._listed,
         )
 
     def sidecars(self) -> list[str]:
@@ -247,6 +259,7 @@ class ShardDataset(Dataset):
     def _open(self, catalog: Catalog) -> None:
         self._catalog = catalog
         self._table, self._classes, self._findings = catalog.table, catalog.classes, catalog.findings
+        self._listed = _listed(self.urls, catalog, self.storage_options)
         self._require_members()
         options, urls = self.storage_options, self.urls
         found = find_labels(
@@ -267,7 +280,12 @@ class ShardDataset(Dataset):
             if name not in self._table.members:
                 known = ", ".join(["image", "label", "key", *self._table.members])
                 raise ConfigError(f"fields names {name!r}, and no sample has such a member. There are: {known}")
-            if self._table.encodings.get(name) == PICKLED and not self.trust_pickle:
+            encoding = self._table.encodings.get(name, "")
+            if encoding.startswith(MIXED):
+                ways = encoding.removeprefix(MIXED)
+                problem = f"fields names {name!r}, which shards store as {ways}"
+                raise ConfigError(f"{problem}. Read them separately, or write them alike")
+            if encoding == PICKLED and not self.trust_pickle:
                 raise ConfigError(
                     f"fields names {name!r}, which is pickled: reading it runs code of whoever wrote the shards. Pass "
                     "trust_pickle=True if you trust them"
@@ -354,8 +372,18 @@ class ShardDataset(Dataset):
         return state.hexdigest()
 
 
-_OPENED = {"_catalog", "_table", "_classes", "_findings", "_labels", "_names", "slots"}
+_OPENED = {"_catalog", "_table", "_classes", "_findings", "_labels", "_listed", "_names", "slots"}
 _NOT_PICKLED = _OPENED | {"_reader", "_reader_pid", "_reader_lock"}
+
+
+def _listed(urls: str | Sequence[str], catalog: Catalog, options: Mapping[str, Any]) -> Listed | None:
+    """What a cache goes by where files are samples."""
+    if catalog.format not in ("folder", "images"):
+        return None
+    names = [urls] if isinstance(urls, str) else urls
+    common = os.path.commonprefix(names)
+    root = common.rstrip("/") if len(names) == 1 else common.rpartition("/")[0]
+    return Listed(server_of(root, options) + root, catalog.versions)
 
 
 def _slots(fields: Sequence[str] | Mapping[str, str] | None) -> tuple[list[str], Any]:

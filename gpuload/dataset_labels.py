@@ -7,12 +7,13 @@ member's values is the data set's, reading a file of labels and making numbers o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from gpuload.core.errors import ConfigError
+from gpuload.core.location import shown
 from gpuload.shards.catalog import Catalog
 from gpuload.shards.labels import labels_from_file, names_file, numbers_of
 from gpuload.shards.table import NO_LABEL, Finding, SampleTable
@@ -29,7 +30,7 @@ BLOCK = 1024
 class Found:
     """numbers: int64 (n,), NO_LABEL where a sample has none; None: no sample has one. classes: names by number.
 
-    findings: entries of a file of labels that name no sample.
+    findings: entries of a file of labels that name no sample, or give it another label.
     """
 
     numbers: np.ndarray | None
@@ -63,18 +64,24 @@ def find_labels(label: Any, catalog: Catalog, table: SampleTable, urls: Any, opt
 def _from_file(label: str, catalog: Catalog, table: SampleTable, urls: Any, options: Options) -> Found:
     folder = urls if catalog.format == "folder" and isinstance(urls, str) else ""
     found = labels_from_file(label, folder, list(table.files), options)
-    lost = Finding(label, "", "", "Check the list, or pass on_error='skip' to go without them")
-    if found.unused:
-        problem = f"{len(found.unused)} of its entries name no image here; the first is {found.unused[0]!r}"
-        return Found(found.numbers, found.classes, (replace(lost, problem=problem),))
-    return Found(found.numbers, found.classes)
+    problems = {
+        "name no image here, or more than one": found.unused,
+        "give an image another label than one before them": found.disputed,
+    }
+    cure = "Check the list, or pass on_error='skip' to go without them"
+    findings = [
+        Finding(shown(label), "", f"{len(entries)} of its entries {problem}; the first is {entries[0]!r}", cure)
+        for problem, entries in problems.items()
+        if entries
+    ]
+    return Found(found.numbers, found.classes, tuple(findings))
 
 
 def _from_member(label: str, table: SampleTable, values: Values) -> list[Any]:
     name, _, entry = label.partition(":")
     if name not in table.members:
         known = ", ".join(table.members) or "none, as in every image folder"
-        raise ConfigError(f"label={label!r} names no member. There are: {known}")
+        raise ConfigError(f"label={shown(label)!r} names no member. There are: {known}")
     labels: list[Any] = [None] * len(table)
     rows = np.flatnonzero(table.members[name]["length"] >= 0)
     for start in range(0, len(rows), BLOCK):

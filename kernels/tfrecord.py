@@ -6,12 +6,11 @@
     features  int64 (m, 9), one row a feature of an Example, see the names below: places are in `data`, 0 where the
               feature holds nothing of that kind
 
-CRC32C goes eight bytes at a time through eight tables ("slicing by 8", Kounavis and Berry, 2005): 1.9 GB/s on a Zen 4,
-where NumPy and zlib have none and byte by byte it is 0.4. Owns the layouts of records and of the protocol buffer; what
-a feature means is gpuload/shards/tfrecord.py's.
+Owns the layouts of records and of the protocol buffer; the checksum is crc32c.py's, what a feature means
+gpuload/shards/tfrecord.py's.
 
 Formats: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{example,feature}.proto; Protocol Buffers'
-encoding guide. CRC32C: RFC 3720, B.4.
+encoding guide.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 from gpuload.kernels.compile import kernel
+from gpuload.kernels.crc32c import crc32c_of
 
 FRAME_BYTES = 16
 """What a record takes beside its data."""
@@ -32,55 +32,14 @@ Feature message; its first value, as bytes lie in `data` and FIRST_LENGTH of the
 BYTES, FLOATS, INTS = 1, 2, 3
 VARINT, FIXED64, LENGTH_DELIMITED, FIXED32 = 0, 1, 2, 5
 
-NOT_AN_EXAMPLE = -1
+NOT_AN_EXAMPLE, NOT_WHOLE = -1, -2
 
-
-def _tables() -> np.ndarray:
-    tables = np.zeros((8, 256), np.uint32)
-    rows = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        rows = np.where(rows & 1, (rows >> 1) ^ np.uint32(0x82F63B78), rows >> 1)
-    tables[0] = rows
-    for number in range(1, 8):
-        tables[number] = (tables[number - 1] >> 8) ^ rows[tables[number - 1] & 0xFF]
-    return tables
-
-
-_TABLES = _tables()
-
-
-@numba.njit(nogil=True)
-def _crc32c(data, start, stop):
-    crc = np.uint32(0xFFFFFFFF)
-    at = start
-    while at + 8 <= stop:
-        low = (
-            np.uint32(data[at])
-            | np.uint32(data[at + 1]) << np.uint32(8)
-            | np.uint32(data[at + 2]) << np.uint32(16)
-            | np.uint32(data[at + 3]) << np.uint32(24)
-        )
-        low = np.uint32(low ^ crc)
-        crc = np.uint32(
-            _TABLES[7, low & np.uint32(0xFF)]
-            ^ _TABLES[6, (low >> np.uint32(8)) & np.uint32(0xFF)]
-            ^ _TABLES[5, (low >> np.uint32(16)) & np.uint32(0xFF)]
-            ^ _TABLES[4, low >> np.uint32(24)]
-            ^ _TABLES[3, data[at + 4]]
-            ^ _TABLES[2, data[at + 5]]
-            ^ _TABLES[1, data[at + 6]]
-            ^ _TABLES[0, data[at + 7]]
-        )
-        at += 8
-    while at < stop:
-        crc = np.uint32(_TABLES[0, (crc ^ np.uint32(data[at])) & np.uint32(0xFF)] ^ (crc >> np.uint32(8)))
-        at += 1
-    return np.uint32(crc ^ np.uint32(0xFFFFFFFF))
+UNKNOWN = -1
 
 
 @numba.njit(nogil=True)
 def _masked(data, start, stop):
-    crc = _crc32c(data, start, stop)
+    crc = crc32c_of(data, start, stop)
     turned = np.uint32(crc >> np.uint32(15)) | np.uint32(crc << np.uint32(17))
     return np.uint32(turned + np.uint32(0xA282EAD8))
 
@@ -260,3 +219,42 @@ def example_features(data, start, stop, record, features):
                 return NOT_AN_EXAMPLE
             found += 1
     return found
+
+
+@kernel(["int64(Array(uint8, 1, 'C', readonly=True), int64[:, ::1], int64, int64[:, ::1], int64[::1])"])
+def window_features(data, records, first, features, counts):
+    """`example_features` of these records one after the other; the first Example's RECORD is `first`.
+
+    counts[i]: what it returned of record i, NOT_WHOLE where the CRC is wrong. Returns how many rows of features there
+    are, perhaps more than there was room for.
+    """
+    found = np.int64(0)
+    for i in range(len(records)):
+        counts[i] = NOT_WHOLE
+        if records[i, 1] >= 0:
+            room = features[min(found, len(features)) :]
+            counts[i] = example_features(data, records[i, 0], records[i, 1], first, room)
+        if counts[i] >= 0:
+            found += counts[i]
+            first += 1
+    return found
+
+
+@kernel(["void(Array(uint8, 1, 'C', readonly=True), Array(uint8, 1, 'C', readonly=True), int64[::1], int64[:, ::1])"])
+def number_names(data, names, bounds, features):
+    """In place of where a feature's name begins, NAME becomes its number; UNKNOWN - NAME where it is none of these.
+
+    names: name i is names[bounds[i]:bounds[i + 1]].
+    """
+    for row in features:
+        at, length, number = row[NAME], row[NAME_LENGTH], np.int64(-1)
+        for name in range(len(bounds) - 1):
+            same = bounds[name + 1] - bounds[name] == length
+            for i in range(length):
+                if not same:
+                    break
+                same = names[bounds[name] + i] == data[at + i]
+            if same:
+                number = name
+                break
+        row[NAME] = number if number >= 0 else UNKNOWN - at

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from bench import order
-from bench.order import A_CLASS, BATCH, CLASSES, Figure, images_a_range, qualities
+from bench.figures import Figure
+from bench.order import A_CLASS, BATCH, CLASSES, images_a_range, qualities
 
 
 def test_a_data_set_in_its_own_order():
@@ -36,4 +37,5 @@ def test_a_bound_that_is_missed_fails_the_run(value, code, tmp_path, monkeypatch
     assert order.main(["--only", "cost", "--json", str(tmp_path / "lines")]) == code
     assert ("MISSED" in capsys.readouterr().out) == bool(code)
     line = json.loads((tmp_path / "lines").read_text())
-    assert line["figures"]["a"] == {"value": value, "unit": "ms", "below": 1.0} and line["held"] == (not code)
+    assert line["figures"]["a"] == {"value": value, "unit": "ms", "above": None, "below": 1.0}
+    assert line["held"] == (not code) and line["figures"]["b"]["below"] is None

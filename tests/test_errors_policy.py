@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -337,6 +338,45 @@ def test_where_the_list_cannot_be_written_the_run_goes_on_and_says_so(monkeypatc
         assert [numbers.tolist() for _, numbers in loader] == [[1, 2], [4, 5], [7, 8]]
     assert len([w for w in told if "no longer listed" in str(w.message)]) == 1
     assert sum(loader.stats().errors.values()) == 3 and loader.stats().error_file is None
+
+
+@pytest.mark.parametrize("threads", THREADS)
+@pytest.mark.parametrize("in_order", [True, False])
+@pytest.mark.parametrize("unwritable", [True, False])
+def test_a_warning_that_is_an_error_costs_no_batch_and_counts_nothing_twice(
+    threads: int,
+    in_order: bool,
+    unwritable: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    error_files_are_removed: list[gpuload.DataLoader],
+):
+    if unwritable:
+        monkeypatch.setattr("tempfile.tempdir", "/dev/null/nowhere")
+    files = [b"no image" if i in (3, 4, 5, 7, 11) else jpeg(i) for i in range(12)]  # of one batch nothing is left
+    loader = loader_of(Numbered(files, fixed()), batch_size=3, num_workers=threads, on_error="skip", in_order=in_order)
+    error_files_are_removed.append(loader)
+    numbers: list[list[int]] = []
+    told: list[str] = []
+    states: list[Any] = []
+    iterator = iter(loader)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        while True:
+            try:
+                numbers.append(next(iterator)[1].tolist())
+            except StopIteration:
+                break
+            except UserWarning as warning:
+                told.append(str(warning))
+                states.append((len(numbers), loader.state_dict() if in_order else None))
+    assert sorted(numbers) == [[0, 1, 2], [6, 8], [9, 10]] and (numbers == sorted(numbers) or not in_order)
+    assert ["no longer listed" in message for message in told] == ([True, False] if unwritable else [False])
+    assert sum(loader.stats().errors.values()) == 5
+    for delivered, state in states if in_order else ():  # what was not delivered is left over
+        again = loader_of(Numbered(files, fixed()), batch_size=3, num_workers=threads, on_error="skip")
+        error_files_are_removed.append(again)
+        again.load_state_dict(state)
+        assert [found.tolist() for _, found in again] == numbers[delivered:]
 
 
 @pytest.mark.parametrize("threads", THREADS)

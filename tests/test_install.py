@@ -5,13 +5,15 @@ from __future__ import annotations
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 import sysconfig
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -266,6 +268,30 @@ def test_every_extra_resolves_with_the_torch_it_is_for(wheel, tmp_path, extra, t
         assert any(name.endswith("-cu12") for name in chosen if name.startswith("nvidia-cudnn")) == (major == 12)
     else:
         assert "nvidia-dali-cuda120" in chosen and "cupy-cuda12x" not in chosen
+
+
+def named(requirements: Iterable[str]) -> set[str]:
+    """The packages in these requirements, as pip compares names."""
+    return {re.sub(r"[-_.]+", "-", re.match(r"[\w.-]+", line)[0]).lower() for line in requirements}
+
+
+@pytest.mark.full
+def test_what_tensorflow_imports_is_in_the_extra_that_leaves_its_dependencies_out():
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("tensorflow-cpu is not installed: it has wheels for Linux on x86-64 only")
+    assert "tensorflow-cpu" in named(install.WITHOUT_DEPENDENCIES["peers"])
+    code = "import sys, tensorflow as tf; list(tf.data.TFRecordDataset([])); print(*sys.modules)"
+    imported = {module.split(".")[0] for module in run(sys.executable, "-c", code, cwd=ROOT).split()}
+    distributions = metadata.packages_distributions()
+    used = named(name for module in imported for name in distributions.get(module, []))
+    asked = named(line for line in metadata.requires("tensorflow-cpu") if "extra ==" not in line)
+    text = (ROOT / "pyproject.toml").read_text()
+    lists = (
+        re.search(r"\ndependencies = \[(.*?)\n\]", text, re.DOTALL),
+        re.search(r"\npeers = \[(.*?)\n\]", text, re.DOTALL),
+    )
+    given = named(line for found in lists for line in re.findall(r'^ *"([^"]+)"', found[1], re.MULTILINE))
+    assert used & asked and used & asked <= given, used & asked - given
 
 
 def test_every_extra_is_among_those_resolved():

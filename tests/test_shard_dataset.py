@@ -199,9 +199,22 @@ def test_classes_stand_beside_the_shards(shards, tmp_path):
     assert ShardDataset(shards).classes is None
     (tmp_path / "data" / "classes.json").write_text('{"classes": ["cat", "dog"]}')
     assert ShardDataset(shards).class_to_idx == {"cat": 0, "dog": 1}
-    (tmp_path / "data" / "classes.json").write_text('["cat"]')
-    with pytest.raises(ShardError, match="no list of class names"):
-        ShardDataset(shards)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b'["cat", "dog"]', b'{"cat": 0}', b'{"classes": {"cat": 0}}', b'{"classes": [1, 2]}', b"<html></html>",
+        b"\xff" * 300_000, b"[" * 100_000, b"",
+    ],
+)  # fmt: skip
+def test_another_file_of_that_name_is_left_aside(shards, tmp_path, content):
+    (tmp_path / "data" / "classes.json").write_bytes(content)
+    dataset = ShardDataset(shards)
+    assert dataset.classes is None and len(dataset) == 7
+    [note] = dataset.findings
+    assert note.note and note.shard.endswith("classes.json") and "no list of class names" in str(note)
+    assert len(str(note)) < 400
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 NEWEST_CUDA = 13  # the newest CUDA major that an extra exists for; newer drivers run it too
-WITHOUT_DEPENDENCIES = {"peers": ["mosaicml-streaming>=0.10"]}
-"""What asks for older versions than it needs, NumPy's among them: the extra names what it imports."""
+WITHOUT_DEPENDENCIES = {
+    "peers": [
+        "mosaicml-streaming>=0.10",
+        # Wheels exist for these alone; with dependencies it would bring Keras, h5py, gRPC and libclang for TFRecords.
+        "tensorflow-cpu>=2.20; sys_platform == 'linux' and platform_machine == 'x86_64' and python_version < '3.14'",
+    ]
+}
+"""What asks for more, or for older versions, than it needs, NumPy's among them: the extra names what it imports."""
 
 TORCH_FOR_CUDA = {12: "torch>=2.6,<2.11", 13: "torch>=2.11"}  # torch's builds on PyPI, by CUDA major
 

@@ -8,36 +8,39 @@ is still the same, it knows from the stamps (size and time, or etag) of all its 
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
 from gpuload.cli.index import index
-from gpuload.cli.pack_plan import Plan, check_format, plan
-from gpuload.cli.pack_write import new_file, write_shards
+from gpuload.cli.pack_file import new_file
+from gpuload.cli.pack_note import Note, names_digest, record
+from gpuload.cli.pack_plan import Plan, check_format, plan, require_unchanged
+from gpuload.cli.pack_write import write_shards
 from gpuload.cli.progress import bytes_progress
 from gpuload.core.errors import ConfigError
 from gpuload.core.location import is_local
 from gpuload.shards.arrow import is_huggingface
-from gpuload.shards.catalog import CLASSES_FILE
 from gpuload.shards.mds import INDEX
 from gpuload.shards.urls import expand
 from gpuload.shards.write_mds import MdsWriter
+
+if TYPE_CHECKING:
+    from gpuload.dataset import ShardDataset
 
 UNITS = {"": 1, "K": 1000, "M": 1000**2, "G": 1000**3, "KI": 1 << 10, "MI": 1 << 20, "GI": 1 << 30}
 
 
 @dataclass(frozen=True)
 class Packed:
-    """shards: their paths, in order. resumed: how many of them an earlier run had written. notes: what the format could
-    not keep as it was."""
+    """shards: their paths, in order. resumed: how many of them an earlier run had written. notes: what was left out,
+    and what the format could not keep as it was."""
 
     shards: tuple[str, ...]
     samples: int
@@ -58,6 +61,7 @@ def pack(
     make_index: bool = True,
     on_error: str = "raise",
     storage_options: Mapping[str, Any] | None = None,
+    sync: bool = True,
     progress: bool = False,
 ) -> Packed:
     """Write the samples of `src` (as for ShardDataset) to `dst`/NAME-000000.tar and so on; NAME by default is dst's.
@@ -65,7 +69,8 @@ def pack(
     format: "tar" (WebDataset), "tfrecord" (tf.train.Example), "parquet" (Hugging Face) or "mds" (MosaicML streaming).
     Keys, labels and all other fields are kept, the images' bytes unchanged; `classes.json` keeps the class names, a
     file beside each shard its checksums. make_index: also index and manifest, and with `entropy` the JPEGs' seek
-    points. Run again, it continues with the shards that are missing. Raises ConfigError, also for a source that changed
+    points. Run again, it continues with the shards that are missing. sync: a shard gets its name once it is on disk; if
+    not, the system writes it when it will, as after `cp`. Raises ConfigError, also for a source that changed
     since; ShardError, also for a full disk; SampleError for an image that cannot be read.
 
     >>> pack("photos/", "packed/", shard_size="64MB")
@@ -85,24 +90,26 @@ def pack(
         raise ConfigError(f"the shards' folder cannot be made: {error}. Choose another one") from error
     with ExitStack() as stack:
         stack.enter_context(_alone(folder, name))
-        dataset = ShardDataset(given or src, fields=("image",), label=label, on_error=on_error, storage_options=options)
+        dataset = ShardDataset(
+            given or src, fields=("image", "key"), label=label, on_error=on_error, storage_options=options
+        )
         stack.callback(dataset.close)
         reader = dataset.new_reader()
         stack.callback(reader.close)
         decided = plan(src, dataset, reader, format=format, shard_bytes=shard_bytes)
         shards = decided.shards(folder, name)
-        _record(folder, name, decided, shards)
-        if dataset.classes is not None:
-            classes = {"classes": dataset.classes}
-            _replace(f"{folder}/{CLASSES_FILE}", json.dumps(classes, ensure_ascii=False).encode())
+        _record(f"{folder}/{name}", dataset, decided, shards)
         advance = stack.enter_context(bytes_progress(f"packing {name}", int(decided.sizes.sum()), shown=progress))
-        resumed = write_shards(decided, shards, reader, advance=advance)
+        resumed = write_shards(decided, shards, reader, sync=sync, advance=advance)
+        require_unchanged(decided, options)
         if isinstance(decided.writer, MdsWriter):
-            _replace(f"{folder}/{INDEX}", _mds_index(decided, decided.writer, shards))
+            with new_file(f"{folder}/{INDEX}") as file:
+                file.write(_mds_index(decided, decided.writer, shards))
     if make_index:
         index(shards, entropy=entropy, progress=progress)
     size = sum(map(os.path.getsize, shards))
-    return Packed(tuple(shards), len(decided.keys), size, resumed, decided.writer.notes)
+    notes = (*_left_out(dataset, decided), *decided.notes)
+    return Packed(tuple(shards), len(decided.keys), size, resumed, notes)
 
 
 def parse_bytes(size: str | int) -> int:
@@ -136,27 +143,17 @@ def _keep_apart(urls: Iterable[str], folder: str) -> None:
         raise ConfigError(f"the folder for the shards, {folder}, {how}. Choose one beside the source")
 
 
-def _replace(path: str, content: bytes) -> None:
-    with new_file(path) as file:
-        file.write(content)
+def _record(stem: str, dataset: ShardDataset, plan: Plan, shards: list[str]) -> None:
+    mine = [*shards, f"{os.path.dirname(stem)}/{INDEX}"] if isinstance(plan.writer, MdsWriter) else shards
+    labels = dataset.known_labels is not None or dataset.classes is not None
+    note = Note(plan.digest, len(plan.keys), len(shards), labels, names_digest(dataset.classes))
+    record(stem, note, mine, dataset.classes)
 
 
-def _record(folder: str, name: str, plan: Plan, shards: list[str]) -> None:
-    """Note what is being packed, or find the same note. Raises ConfigError where `folder` holds something else."""
-    path = f"{folder}/{name}.pack.json"
-    note = {"plan": plan.digest, "samples": len(plan.keys), "shards": len(shards)}
-    cure = "Choose an empty folder or another name, or delete what is there"
-    if os.path.exists(path):
-        with open(path, "rb") as file:
-            if json.load(file) != note:
-                what = "other samples, from files that changed since, or with another size or format"
-                raise ConfigError(f"{folder} holds {name!r} packed from {what}. {cure}")
-        return
-    mine = [*shards, f"{folder}/{INDEX}"] if isinstance(plan.writer, MdsWriter) else shards
-    taken = [shard for shard in mine if os.path.exists(shard)]
-    if taken:
-        raise ConfigError(f"{taken[0]} exists and was not written by gpuload pack {name!r}. {cure}")
-    _replace(path, json.dumps(note).encode())
+def _left_out(dataset: ShardDataset, plan: Plan) -> list[str]:
+    lost = [*(finding for finding in dataset.findings if not finding.note), *plan.left_out]
+    more = f" (and {len(lost) - 1} more findings)" if len(lost) > 1 else ""
+    return [f"left out: {lost[0]}{more}"] if lost else []
 
 
 def _mds_index(plan: Plan, writer: MdsWriter, shards: list[str]) -> bytes:
@@ -194,11 +191,12 @@ def pack_command(
     entropy: Annotated[bool, typer.Option(help="Find seek points, by which crops of JPEGs decode faster.")] = True,
     make_index: Annotated[bool, typer.Option("--index/--no-index", help="Make index and manifest, too.")] = True,
     on_error: Annotated[str, typer.Option(help="raise, or skip: leave out what is damaged.")] = "raise",
+    sync: Annotated[bool, typer.Option(help="Name a shard once it is on disk; --no-sync: as `cp`.")] = True,
 ) -> None:
     """Write a data set as shards. Run it again after an interruption: it continues."""
     done = pack(
         src, dst, format, shard_size,
-        name=name, label=label, entropy=entropy, make_index=make_index, on_error=on_error, progress=True,
+        name=name, label=label, entropy=entropy, make_index=make_index, on_error=on_error, sync=sync, progress=True,
     )  # fmt: skip
     console = Console(stderr=True)
     for note in done.notes:

@@ -1,12 +1,14 @@
 """`gpuload verify`: reads all of a data set again and says what is wrong with it, by name.
 
 Owns the walk and what is asked of each shard and sample: the format's own checks (headers, sizes, CRCs: the shards are
-indexed anew for that), the checksums that `gpuload pack` left beside it, whether every image decodes, and whether every
-field is what its name or type says. What a format checks is its reader's (gpuload/shards/).
+indexed anew for that), those that no reader makes (CRC-32 of stored ZIP members, hashes in MDS's index.json), the
+checksums that `gpuload pack` left beside it, whether every image decodes, and whether every field is what its name or
+type says. What a format says of itself is its reader's to know (gpuload/shards/).
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -18,6 +20,7 @@ import typer
 from rich.console import Console
 
 from gpuload.cli.opened import same_place, shards_behind
+from gpuload.cli.pack_note import not_as_noted
 from gpuload.cli.progress import bytes_progress, count_progress
 from gpuload.config import default_threads
 from gpuload.core.errors import SampleError, ShardError
@@ -25,11 +28,17 @@ from gpuload.core.location import is_local, shown
 from gpuload.core.protocols import RangeReader
 from gpuload.core.wording import counts, size
 from gpuload.shards.checksums import Sums, image_sum, read_sums, rest_sum
+from gpuload.shards.expansion import Shard
 from gpuload.shards.fields import PICKLED, parse_field
+from gpuload.shards.formats import format_named
 from gpuload.shards.manifest import open_manifest
+from gpuload.shards.mds import wrong_hash
+from gpuload.shards.table import MIXED
 from gpuload.shards.tar import LOCAL_WINDOW_BYTES, REMOTE_WINDOW_BYTES
 from gpuload.shards.tar_headers import Window
 from gpuload.shards.urls import reading, stamp
+from gpuload.shards.zip import MAGIC as ZIP_MAGIC
+from gpuload.shards.zip import stored_sums
 
 if TYPE_CHECKING:
     from gpuload.dataset import ShardDataset
@@ -37,6 +46,7 @@ if TYPE_CHECKING:
 ROWS = 32
 """Samples a thread takes at a time: 3 MB of photographs."""
 
+RESTORE = "Restore it from a copy, or write it again"
 PACK_AGAIN = "Restore it from its source, or pack again"
 IN_OTHERS = "bytes outside of the images (names, labels, fields) are not those that were packed"
 IN_REST = "its bytes are not those that were packed"
@@ -99,6 +109,7 @@ def verify(
 
     dataset = opened()
     shards = shards_behind(urls, dataset)
+    gone = not_as_noted(shards, options)
     if shards:
         dataset.close()
         with count_progress("indexing", len(shards), shown=progress) as advance:
@@ -121,6 +132,7 @@ def verify(
         reader.close()
         dataset.close()
     lost = [Fault("shard", shown(f.shard), f.key, f.problem, f.cure) for f in dataset.findings if not f.note]
+    lost += [Fault("shard", error.url, "", error.problem, PACK_AGAIN) for error in gone]
     found = [fault for block in checked for fault in block.faults]
     named = {fault.shard for fault in found if fault.kind == "checksum"}
     faults = [*lost, *(f for f in faults if f.problem != IN_REST or f.shard not in named), *found]
@@ -142,6 +154,7 @@ class _Walk:
         self._numbers = {file: number for number, file in enumerate(self._files)}
         self._images = dataset.refs(np.arange(len(dataset)))
         self._expected: dict[int, str] = {}
+        self._stored: dict[tuple[int, int], int] = {}  # (file, offset) of stored ZIP members -> CRC-32
         lost = {shown(finding.shard) for finding in dataset.findings if not finding.note and not finding.key}
         self._lost = lost - set(map(shown, self._files))  # nothing of them can be read, which is said once
         self.sums: dict[str, Sums] = {}
@@ -153,7 +166,7 @@ class _Walk:
         try:
             sums = read_sums(url, self._options)
             if sums is None:
-                return []
+                return self._by_its_format(url)
             bytes_now = stamp(url, self._options).size
         except ShardError as error:
             return [Fault("checksum", error.url, "", error.problem, error.cure)]
@@ -173,13 +186,26 @@ class _Walk:
             same = rest_sum(window.read, sums.size, ranges) == sums.rest
         return [] if same else [self._shard_fault(url, IN_REST if sums.images_in_rest else IN_OTHERS)]
 
+    def _by_its_format(self, url: str) -> list[Fault]:
+        """What the shard or its index.json says of its bytes, where nothing that is packed does. Raises ShardError."""
+        known = format_named(url)
+        if known is not None and known.name == "mds":
+            wrong = wrong_hash(url, self._options)
+            return [Fault("checksum", shown(url), "", wrong, RESTORE)] if wrong else []
+        with reading(url, self._options) as read_at:
+            is_zip = read_at(0, 4) in ZIP_MAGIC
+        if is_zip and url in self._numbers:
+            sums = stored_sums(Shard.at(url, stamp(url, self._options), self._options))
+            self._stored.update(((self._numbers[url], start), crc) for start, crc in sums.items())
+        return []
+
     def samples(self, ids: np.ndarray) -> _Block:
         """Each image against its checksum and through a decoder; each field through its parser."""
         encoded = self._reader.read(self._files, self._images[ids])
         faults = [fault for row, sample in enumerate(ids.tolist()) for fault in self._image(encoded, row, sample)]
         for name in self._dataset.members:
             encoding = self._dataset.encodings.get(name, "")
-            if encoding != PICKLED:
+            if encoding != PICKLED and not encoding.startswith(MIXED):
                 faults += self._field(name, encoding, ids)
         classes, labels = self._dataset.classes, self._dataset.labels
         if classes is not None and labels is not None:
@@ -198,6 +224,9 @@ class _Walk:
         expected = self._expected.get(sample)
         if expected is not None and image_sum(data.data) != expected:
             yield self._fault("checksum", sample, "the image is not the one that was packed", PACK_AGAIN)
+        stored = self._stored.get((int(self._images["file"][sample]), int(self._images["offset"][sample])))
+        if stored is not None and zlib.crc32(data.data) != stored:
+            yield self._fault("checksum", sample, "its CRC-32 is not the one in the archive's directory", RESTORE)
         try:
             decode_jpeg(data)
         except SampleError as error:

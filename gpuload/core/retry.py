@@ -13,6 +13,9 @@ ATTEMPTS = 4
 BACKOFF_S = 0.2
 """A server that restarts or throttles is back within a second or two: waits of 0.2, 0.4 and 0.8 s outlast that."""
 
+TIMEOUT_S = 60.0
+"""So long without a byte is a failure. Cold storage and a server under load take tens of seconds."""
+
 PERMANENT = (
     FileNotFoundError,
     PermissionError,
@@ -41,22 +44,51 @@ PERMANENT_ERRNO = frozenset(
     }
 )
 
+REFUSED_LOGINS = frozenset(
+    {
+        "AuthenticationException",
+        "LogonFailure",
+        "SMBAuthenticationError",
+        "ClientAuthenticationError",
+        "NoCredentialsError",
+    }
+)
+"""Classes of paramiko, smbprotocol, azure-core and botocore. To try again may lock the account."""
+
 RETRIED_STATUS = frozenset({408, 425, 429})
 """HTTP's "not now" among the 4xx; the others are final."""
 
 
 def is_transient(error: BaseException) -> bool:
     """Whether the same request may succeed a little later: time-outs, broken connections, 5xx, throttling."""
-    if isinstance(error, PERMANENT) or not isinstance(error, Exception):
+    if isinstance(error, PERMANENT) or not isinstance(error, Exception) or is_denied(error):
         return False
     if isinstance(error, OSError) and error.errno in PERMANENT_ERRNO:
         return False
-    status = getattr(error, "status", None)
+    status = status_of(error)
     # aiohttp gives its own "400" to an answer that it cannot parse: what is left of one longer than it said, say.
     garbled = type(error.__cause__).__module__ == "aiohttp.http_exceptions"
-    if isinstance(status, int) and 400 <= status < 500 and not garbled:
+    if status is not None and 400 <= status < 500 and not garbled:
         return status in RETRIED_STATUS
     return True
+
+
+def is_denied(error: BaseException) -> bool:
+    """Whether the server wants other credentials, or gives none of it to anybody."""
+    refused = any(kind.__name__ in REFUSED_LOGINS for kind in type(error).__mro__)
+    number = getattr(error, "errno", None)  # smbprotocol's OSErrors are of its own class
+    return (
+        refused
+        or isinstance(error, PermissionError)
+        or number in (errno.EACCES, errno.EPERM)
+        or (status_of(error) in (401, 403))
+    )
+
+
+def status_of(error: BaseException) -> int | None:
+    """HTTP's, by the names that aiohttp and httpx have for it."""
+    found = getattr(error, "status", getattr(error, "status_code", None))
+    return found if isinstance(found, int) else None
 
 
 def backoff_s(attempt: int, *, first_s: float) -> float:

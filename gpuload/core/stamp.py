@@ -1,10 +1,12 @@
 """What tells one version of a file from the next, by what its file system says of it.
 
-Owns the value and how it is read out of fsspec's `info`. Asking is `shards/`'s and `fetch/`'s, which must agree.
+Owns the value and how it is read out of fsspec's `info`, or of what the system says of a local file. Asking is
+`shards/`'s and `fetch/`'s, which must agree.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +31,15 @@ class Stamp:
 
     def __str__(self) -> str:
         return f"{self.size}:{self.version}"
+
+    def is_of(self, stat: os.stat_result) -> bool:
+        """Whether a local file is still that version: 1 us with the os.fstat."""
+        return stat.st_size == self.size and str(stat.st_mtime_ns) == self.version
+
+
+def stamp_of_local(stat: os.stat_result) -> Stamp:
+    """The stamp of a local file."""
+    return Stamp(stat.st_size, str(stat.st_mtime_ns))
 
 
 def stamp_of(info: Mapping[str, Any]) -> Stamp | None:

@@ -13,7 +13,7 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping
 from types import FrameType
 
@@ -77,8 +77,8 @@ class BadSamples:
     """The log of one loader. Thread-safe; the file is made with the first bad sample and holds a JSON object a line.
 
     A sample is listed once, when it is met first, and counted each time. The first one that is left out or replaced is
-    told by a warning: a run that goes on must not be taken for one without bad samples. The file stays when loader and
-    process are gone, for whoever repairs the data; removing it is the user's.
+    told by a warning (`tell`): a run that goes on must not be taken for one without bad samples. The file stays when
+    loader and process are gone, for whoever repairs the data; removing it is the user's.
 
     Opened for appending and written a line at a time, so that a fork's lines don't tear its parent's. Where it cannot
     be written a warning says so, once; the counts go on.
@@ -89,11 +89,12 @@ class BadSamples:
         self._counts: Counter[str] = Counter()
         self._path: str | None = None
         self._unwritable = self._told = False
+        self._untold: deque[str] = deque()
         self._listed: set[int] = set()  # hashes: a data set may be bad throughout, and its names long
         _LOGS.add(self)
 
     def add(self, error: SampleError, *, epoch: int, batch: int, policy: str) -> None:
-        """Count the sample, and list it if it is a new one. policy: what is done about it."""
+        """Count the sample, and list it if it is a new one. policy: what is done about it. `tell` must follow."""
         line = {
             "epoch": epoch,
             "batch": batch,
@@ -111,14 +112,21 @@ class BadSamples:
                 self._listed.add(identity)
                 self._write(json.dumps(line, default=repr) + "\n")  # keys and samples are whatever the data set says
             tell, self._told = policy != "raise" and not self._told, self._told or policy != "raise"
-        if tell:
-            listed = f" and listed in {self._path}" if self._path else ""
-            done = "left out" if policy == "skip" else "replaced by a neighbour"
-            warnings.warn(
-                f"bad samples are {done} (on_error={policy!r}). The first is {error.where}: {error.problem}. This is "
-                f"said once a loader; all are counted in stats().errors{listed}",
-                stacklevel=6,  # the line that asked the loader for a batch
-            )
+            if tell:
+                listed = f" and listed in {self._path}" if self._path else ""
+                done = "left out" if policy == "skip" else "replaced by a neighbour"
+                self._untold.append(
+                    f"bad samples are {done} (on_error={policy!r}). The first is {error.where}: {error.problem}. This "
+                    f"is said once a loader; all are counted in stats().errors{listed}"
+                )
+
+    def tell(self) -> None:
+        """Warn of what nobody was told yet. Consumer's thread.
+
+        A message whose warning is raised has been told: whoever asks again hears of the next one.
+        """
+        while self._untold:
+            warnings.warn(self._untold.popleft(), stacklevel=5)  # the line that asked the loader for a batch
 
     def _write(self, line: str) -> None:
         try:
@@ -129,7 +137,7 @@ class BadSamples:
                 file.write(line)
         except OSError as error:
             self._unwritable = True
-            warnings.warn(f"bad samples are counted but no longer listed: {error}", stacklevel=7)
+            self._untold.append(f"bad samples are counted but no longer listed: {error}")
 
     @property
     def path(self) -> str | None:

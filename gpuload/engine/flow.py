@@ -17,7 +17,9 @@ Owns the queue discipline. Rules:
    device has no room: it is tried again whenever one was taken, and when the consumer waits and nothing is ready. Only
    if it fails then, when nobody will give anything back, is that its error. From its first refusal on, one batch less
    is let in.
-8. Batches of the next epoch may stand behind those of this one, within the same bounds. They are not counted, taken
+8. A warning about a batch's bad samples comes before the batch: one that is an error (`python -W error`) leaves it
+   where it is, for the next call.
+9. Batches of the next epoch may stand behind those of this one, within the same bounds. They are not counted, taken
    or told of before `turn`, but for the queues' lengths, in which they stand.
 Tests: tests/engine/test_flow.py, tests/test_promises.py.
 """
@@ -60,6 +62,7 @@ class _InFlight:
     nbytes: int = 0
     finishing: bool = False  # a thread is about it
     refused: bool = False  # the device had no room for it
+    counted: bool = False  # and its bad samples listed
     finished: Finished | None = None
 
 
@@ -144,7 +147,7 @@ class Flow:
         """The next batch: the oldest, or whichever is ready first with in_order=False.
 
         Raises WaitTimeoutError after timeout_s (None: wait for ever), EpochCancelledError if cancelled,
-        IndexError if nothing is outstanding.
+        IndexError if nothing is outstanding. Where it raises a warning that is an error, no batch was taken.
         """
         until = None if timeout_s is None else time.monotonic() + timeout_s
         with self._change:
@@ -167,11 +170,26 @@ class Flow:
                 self._hungry = True
                 self._finish_waiting(again=True)
                 self._change.wait(left)
+        finished = batch.finished
+        if not batch.counted:
+            batch.counted = True
+            self._tally.add(finished, self.epoch, self.work.bad)
+        try:
+            self.work.bad.tell()
+        except BaseException:
+            self._put_back(batch)
+            raise
         self._finish_waiting(again=True)
         self._admit()
-        finished = batch.finished
-        self._tally.add(finished, self.epoch, self.work.bad)
         return finished
+
+    def _put_back(self, batch: _InFlight) -> None:
+        with self._change:
+            if not self.cancelled:
+                self._active.append(batch)
+                self._active.sort(key=lambda other: other.rank)
+                self.gauge.add(ready=1)
+                self._change.notify_all()
 
     def check_delivered(self) -> None:
         """At the end of the epoch: raise GpuloadError, once, if it had samples and every one was left out."""
@@ -352,6 +370,7 @@ class InlineFlow:
     cancelled: bool = False
     _tally: Tally = field(default_factory=Tally)
     _planned: deque[BatchPlan] = field(default_factory=deque)
+    _kept: Finished | None = None  # made and not taken, because of a warning that is an error
 
     def put(self, plan: BatchPlan) -> None:
         self._planned.append(plan)
@@ -364,12 +383,23 @@ class InlineFlow:
 
     @property
     def outstanding(self) -> int:
-        return len(self._planned)
+        return len(self._planned) + (self._kept is not None)
 
     def take(self, timeout_s: float | None) -> Finished:
+        """As Flow's; what making the batch raises comes from here."""
         if self.cancelled:
             raise _closed()
-        plan = self._planned.popleft()
+        finished, self._kept = self._kept, None
+        if finished is None:
+            finished = self._counted(self._planned.popleft())
+        try:
+            self.work.bad.tell()
+        except BaseException:
+            self._kept = finished
+            raise
+        return finished
+
+    def _counted(self, plan: BatchPlan) -> Finished:
         try:
             finished = self._made(plan)
         except BaseException:
@@ -392,3 +422,4 @@ class InlineFlow:
     def cancel(self) -> None:
         self.cancelled = True
         self._planned.clear()
+        self._kept = None

@@ -20,12 +20,12 @@ import itertools
 import os
 import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from gpuload.config import STOP_WAIT_S
+from gpuload.core.warned import warn_on_a_thread
 from gpuload.engine.meters import Meter
 
 Task = Callable[[], None]
@@ -134,7 +134,7 @@ def _work(state: _State, prepare: Task | None) -> None:
         try:
             prepare()
         except Exception as error:  # a thread that ended here would leave its tasks to nobody
-            warnings.warn(f"{threading.current_thread().name} works unprepared: {error}", stacklevel=1)
+            warn_on_a_thread(f"{threading.current_thread().name} works unprepared: {error}", stacklevel=1)
     while True:
         began = time.perf_counter()
         with state.wake:

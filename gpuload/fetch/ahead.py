@@ -96,13 +96,13 @@ class Ahead:
     def __init__(self, get: Get, hurry: Callable[[Turn], None], *, max_held_bytes: int):
         self._get, self._hurry, self._max_bytes = get, hurry, max_held_bytes
         self._windows: list[Window] = []
-        self._first_batch = True  # is still to come, and goes before all that is read ahead
+        self._waits = True
         self.held_bytes = 0
 
     def add(self, window: Window) -> None:
-        """Begin to read it, behind the windows that were added before; the first one when `go_on` is called."""
+        """Begin to read it, behind the windows that were added before; the first ones when `go_on` is called."""
         self._windows.append(window)
-        if not self._first_batch:
+        if not self._waits:
             self.go_on()
 
     def drop(self, window: Window) -> None:
@@ -111,21 +111,21 @@ class Ahead:
             self._windows.remove(window)
             for held in window.ranges:
                 self._let_go(held)
-            if not self._first_batch:
+            if not self._waits:
                 self.go_on()
 
     def claim(self, files: Sequence[str], refs: np.ndarray) -> list[Claim]:
-        """What is held, or begun now, of refs: SAMPLE_REF (n,). `receive` must follow; `go_on`, where there is none."""
+        """What is held, or begun now, of refs: SAMPLE_REF (n,): nothing before `go_on`. `receive` must follow."""
         claims: dict[_Range, Claim] = {}
         windows = [window for window in self._windows if window.files is files]
-        newest, first_batch, self._first_batch = -1, self._first_batch, self._first_batch and not windows
+        newest = -1
         for row, ref in enumerate(refs.tolist()) if windows else ():
             for number, window in enumerate(windows):
                 held = window.range_of.get(ref)
                 if held is None:
                     continue
                 newest = max(newest, number)
-                if first_batch or not self._has(held):
+                if self._waits or not self._has(held):
                     held.rows_left -= 1  # this one is read by itself
                     continue
                 assert held.reading is not None
@@ -164,7 +164,8 @@ class Ahead:
         return held.reading is not None
 
     def go_on(self) -> None:
-        """Read ahead as far as there is room."""
+        """Read ahead as far as there is room: the first batch is here."""
+        self._waits = False
         for window in self._windows:
             for held in window.ranges:
                 if held.reading is None and held.worth_reading:

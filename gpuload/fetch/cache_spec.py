@@ -1,6 +1,6 @@
-"""What `cache=` says: how much of remote shards may be kept, and where.
+"""What `cache=` says: how much of remote data may be kept, and where.
 
-Owns the words. Keeping is disk_cache.py's and memory_cache.py's.
+Owns the words. Keeping is disk_cache.py's and cache_store.py's.
 """
 
 from __future__ import annotations

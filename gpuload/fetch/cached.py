@@ -1,7 +1,8 @@
 """D. A remote reader with a store of chunks over it: what is kept comes from there, what is missing is read and kept.
 
 Owns when a chunk is read, whole or not, and the counts of hits. Which chunks there are is chunks.py's, keeping them
-the store's, reading them the remote reader's, with its bounds and retries.
+the store's, reading them the remote reader's, with its bounds and retries. Files that are samples by themselves are
+whole_files.py's.
 
 Concurrency:
 1. A chunk is on one flight, whoever wants it: who comes first begins it, others wait for the same
@@ -23,13 +24,14 @@ from typing import Any
 import numpy as np
 
 from gpuload.core.batch import EncodedBatch
-from gpuload.core.location import is_local
+from gpuload.core.location import is_local, server_of
 from gpuload.core.stamp import Stamp
 from gpuload.fetch.cache_store import ChunkStore, StoreStats
 from gpuload.fetch.chunks import Spans, spans, worth_whole
 from gpuload.fetch.disk_cache import key_of
 from gpuload.fetch.limits import CHUNK_BYTES
 from gpuload.fetch.remote import Expected, RemoteReader
+from gpuload.fetch.whole_files import Listed, WholeFiles
 
 MAX_FILLING = 4
 """Chunks on their way that nobody waits for: enough for most of a link, whose other user is the batch that waits."""
@@ -68,10 +70,10 @@ class CacheStats:
 
 
 class CachedReader:
-    """RangeReader over fsspec URLs with a store of chunks. Keywords, beside `chunk_bytes`: as RemoteReader's.
+    """RangeReader over fsspec URLs with a store of chunks and of whole files. Other keywords: as RemoteReader's.
 
-    Whole files, local ones, and those whose size or version no server tells, are read each time as RemoteReader reads
-    them. A new one works after a fork.
+    listed: what is known of the files that are samples by themselves. Local files, and those whose size or version no
+    server tells, are read each time as RemoteReader reads them. A new one works after a fork.
     """
 
     def __init__(
@@ -80,28 +82,42 @@ class CachedReader:
         *,
         storage_options: Mapping[str, Any] | None = None,
         stamps: Mapping[str, Stamp] | None = None,
+        listed: Listed | None = None,
         chunk_bytes: int = CHUNK_BYTES,
         **limits: Any,
     ):
         self._remote = RemoteReader(storage_options=storage_options, stamps=stamps, **limits)
         self._store, self._chunk_bytes = store, chunk_bytes
         self._lock = threading.Lock()
-        self._flights: dict[Name, Future[bytearray]] = {}
+        self._flights: dict[Name, Future[np.ndarray]] = {}
         self._filling = 0
         self._counts = CacheStats()
         remote = {url: stamp for url, stamp in (stamps or {}).items() if not is_local(url)}
-        self._keys = {url: (key_of(url, stamp), stamp.size) for url, stamp in remote.items()}
+        self._options = storage_options or {}
+        self._keys = {url: (self._key(url, stamp), stamp.size) for url, stamp in remote.items()}
         store.use(key for key, _ in self._keys.values() if key is not None)
+        attempts = self._remote.limits.attempts
+        self._whole = WholeFiles(store, listed or Listed(), self._remote.read, self._remote.stamp, attempts=attempts)
+        if listed is not None:
+            store.use(self._whole.keys)
 
     def read(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:
         """As RemoteReader's."""
-        if (refs["length"] < 0).any():
-            return self._remote.read(files, refs)
+        whole = refs["length"] < 0
+        if not whole.any():
+            return self._pieces(files, refs)
+        found = self._whole.read(files, refs[whole])
+        self._count(found.encoded.lengths, found.hit)
+        if whole.all():
+            return found.encoded
+        return _joined(whole, found.encoded, self._pieces(files, refs[~whole]))
+
+    def _pieces(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:
         batch = _Batch(files, refs, *self._spans(files, refs), self._chunk_bytes)
-        missing = [row for row in range(len(refs)) if not batch.fill(row, self._from_store)]
-        self._count(refs, missing)
-        if missing:
-            self._fetch(batch, missing)
+        hit = np.array([batch.fill(row, self._from_store) for row in range(len(refs))], np.bool_)
+        self._count(refs["length"], hit)
+        if not hit.all():
+            self._fetch(batch, np.flatnonzero(~hit).tolist())
         batch.lengths[list(batch.failures)] = 0
         return EncodedBatch(batch.data, batch.offsets, batch.lengths, (), batch.failures)
 
@@ -122,6 +138,7 @@ class CachedReader:
 
     def close(self) -> None:
         """As RemoteReader's."""
+        self._whole.close()
         self._remote.close()
 
     def __repr__(self) -> str:
@@ -139,6 +156,9 @@ class CachedReader:
         found = spans(refs, sizes, chunk_bytes=self._chunk_bytes)
         return found, [(str(self._keys[files[chunk[0]]][0]), chunk[1]) for chunk in found.chunks.tolist()]
 
+    def _key(self, url: str, stamp: Stamp) -> str | None:
+        return key_of(url, stamp, server_of(url, self._options))
+
     def _identity(self, url: str) -> tuple[str | None, int]:
         """(key, size) of a remote file: one request, where its stamp was not given."""
         if is_local(url):
@@ -148,7 +168,7 @@ class CachedReader:
                 stamp = self._remote.stamp(url)
             except OSError:  # reading it will say what is wrong
                 return None, -1
-            key = key_of(url, stamp) if stamp is not None else None
+            key = self._key(url, stamp) if stamp is not None else None
             self._keys[url] = key, -1 if stamp is None else stamp.size
             if key is not None:
                 self._store.use([key])
@@ -157,15 +177,15 @@ class CachedReader:
     def _from_store(self, name: Name, size: int, begin: int, out: np.ndarray) -> bool:
         return self._store.read(*name, size, begin, out)
 
-    def _count(self, refs: np.ndarray, missing: list[int]) -> None:
-        n_bytes, missed = int(refs["length"].sum()), int(refs["length"][missing].sum())
+    def _count(self, lengths: np.ndarray, hit: np.ndarray) -> None:
+        hits, hit_bytes = int(hit.sum()), int(lengths[hit].sum())
         with self._lock:
             then = self._counts
             self._counts = CacheStats(
-                then.hits + len(refs) - len(missing),
-                then.misses + len(missing),
-                then.hit_bytes + n_bytes - missed,
-                then.missed_bytes + missed,
+                then.hits + hits,
+                then.misses + len(hit) - hits,
+                then.hit_bytes + hit_bytes,
+                then.missed_bytes + int(lengths.sum()) - hit_bytes,
             )
 
     def _fetch(self, batch: _Batch, missing: list[int]) -> None:
@@ -198,7 +218,7 @@ class CachedReader:
 
     def _flight(
         self, files: Sequence[str], chunk: np.void, name: Name, *, begin: bool, fills: bool = False
-    ) -> Future[bytearray] | None:
+    ) -> Future[np.ndarray] | None:
         """What brings this CHUNK whole, into the store too; begun where nothing does yet and `begin` says so."""
         with self._lock:
             flight = self._flights.get(name)
@@ -211,13 +231,24 @@ class CachedReader:
         flight.add_done_callback(partial(self._landed, name, fills))
         return flight
 
-    def _keep(self, name: Name, data: bytearray) -> None:
+    def _keep(self, name: Name, data: np.ndarray) -> None:
         self._store.put(*name, np.frombuffer(data, np.uint8))
 
-    def _landed(self, name: Name, fills: bool, flight: Future[bytearray]) -> None:
+    def _landed(self, name: Name, fills: bool, flight: Future[np.ndarray]) -> None:
         with self._lock:
             self._flights.pop(name, None)
             self._filling -= fills
+
+
+def _joined(whole: np.ndarray, files: EncodedBatch, pieces: EncodedBatch) -> EncodedBatch:
+    """One batch of both. whole: bool (n,), which of its rows are those of `files`, in their order."""
+    offsets, lengths = np.empty(len(whole), np.int64), np.empty(len(whole), np.int64)
+    failures: dict[int, BaseException] = {}
+    for mask, part, start in ((whole, files, 0), (~whole, pieces, files.data.size)):
+        rows = np.flatnonzero(mask)
+        offsets[rows], lengths[rows] = part.offsets + start, part.lengths
+        failures.update((int(rows[row]), error) for row, error in part.failures.items())
+    return EncodedBatch(np.concatenate([files.data, pieces.data]), offsets, lengths, (), failures)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,15 @@
 """Chunks of remote shards on local disk, shared by the processes of a node and by one run after another.
 
-    FOLDER/chunks/KEY/NUMBER    a chunk's bytes; KEY names one version of one shard
-    FOLDER/readers/NAME         locked by a process while it lives: the keys that it reads
-    FOLDER/used                 bytes of all chunks, changed under a lock
+    chunks/KEY/NUMBER    a chunk's bytes; KEY names one version of one shard (of loose images: a share of a listing,
+                         NUMBER one version of one image: whole_files.py)
+    readers/NAME         locked by a process while it lives: the keys that it reads
+    used                 bytes of all chunks, changed under a lock; counted anew where it holds no number
 
-Owns the files. A chunk appears under its name when it is whole, so that a process may be killed at any moment: what
-it leaves is a temporary file, and a count that is too high, until a process opens the cache alone and counts anew.
-What no living process reads makes room, the longest unused shard first; nothing else does (cache_store.py). A disk
-that is full, or fails, ends growing and not training.
+Owns these files, all in FOLDER/gpuload-cache: whatever else lies in FOLDER is the user's. A chunk appears under its
+name when it is whole, so that a process may be killed at any moment: what it leaves is a temporary file, and a count
+that is too high, until a process opens the cache alone and counts anew. What no living process reads makes room, the
+longest unused shard first; nothing else does (cache_store.py). A disk that is full, or fails, ends growing and not
+training.
 
 Concurrency:
 1. A lock is flock's, which dies with its process. That of `used` is held while a number is read and written, a chunk
@@ -27,7 +29,6 @@ import shutil
 import threading
 import time
 import uuid
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -36,10 +37,14 @@ import numpy as np
 
 from gpuload.core.errors import ConfigError
 from gpuload.core.stamp import Stamp
+from gpuload.core.warned import warn_on_a_thread
 from gpuload.fetch.cache_spec import CacheSpec
 from gpuload.fetch.cache_store import ChunkStore, MemoryStore, StoreStats
 from gpuload.fetch.open_files import OpenFiles
 
+OWN_FOLDER = "gpuload-cache"
+USED_BYTES = 24
+"""What is read and written of `used`: a number, and spaces."""
 MAX_OPEN_FILES = 128
 FULL_S = 60.0
 """How long a full cache is believed to be full before it is asked again: other runs end, and leave what can go."""
@@ -49,7 +54,7 @@ class DiskStore:
     """At most limit_bytes below `folder`, whoever wrote them. Raises ConfigError where nothing can be kept there."""
 
     def __init__(self, folder: str, limit_bytes: int):
-        self._limit, self._root = limit_bytes, Path(folder)
+        self._limit, self._root = limit_bytes, Path(folder, OWN_FOLDER)
         self._chunks, self._readers = self._root / "chunks", self._root / "readers"
         self._open = OpenFiles(max_open_files=MAX_OPEN_FILES)
         self._used: set[str] = set()
@@ -139,7 +144,8 @@ class DiskStore:
 
     def stats(self) -> StoreStats:
         try:
-            held = _number(self._root / "used")
+            held = _number((self._root / "used").read_bytes())
+            held = self._count() if held is None else held
         except OSError:
             held = 0
         return StoreStats(held, self._limit, self._broken or ("" if self._full_since is None else "it is full"))
@@ -190,30 +196,32 @@ class DiskStore:
         fd = os.open(self._root / "used", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o666)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX)
-            used = _Used(int(os.pread(fd, 32, 0) or b"0"))
-            before = used.bytes
+            before = _number(os.pread(fd, USED_BYTES, 0))
+            used = _Used(self._count() if before is None else before)
             yield used
             if used.bytes != before:
-                os.pwrite(fd, b"%-24d" % max(0, used.bytes), 0)
+                os.pwrite(fd, b"%-*d" % (USED_BYTES, max(0, used.bytes)), 0)
         finally:
             os.close(fd)
 
     def _recount(self) -> None:
         """Nobody else is here: remove what a killed process left, and count what there is."""
-        total = 0
         for entry in os.scandir(self._chunks):
-            if entry.is_dir():
-                total += sum(chunk.stat().st_size for chunk in os.scandir(entry.path))
-            else:
+            if not entry.is_dir():
                 os.unlink(entry.path)
         with self._counted() as used:
-            used.bytes = total
+            used.bytes = self._count()
+
+    def _count(self) -> int:
+        """Bytes of all chunks. Whoever calls holds the lock of `used`, or takes what is about right."""
+        shards = [entry.path for entry in os.scandir(self._chunks) if entry.is_dir()]
+        return sum(chunk.stat().st_size for shard in shards for chunk in os.scandir(shard))
 
     def _stop(self, error: OSError) -> None:
         with self._lock:
             told, self._broken = self._broken, f"{os.strerror(error.errno or errno.EIO)}"
         if not told:
-            warnings.warn(
+            warn_on_a_thread(
                 f"the cache in {self._root} does not grow any more: {self._broken}. Reading goes on; what it holds is "
                 "used",
                 stacklevel=2,
@@ -247,11 +255,14 @@ def open_store(spec: CacheSpec) -> ChunkStore:
         return store
 
 
-def key_of(url: str, stamp: Stamp) -> str | None:
-    """The name of this version of a file; None where versions are not told apart, and nothing must be kept."""
+def key_of(url: str, stamp: Stamp, server: str = "") -> str | None:
+    """The name of this version of a file; None where versions are not told apart, and nothing must be kept.
+
+    server: as `server_of` names it.
+    """
     if not stamp.version:
         return None
-    return hashlib.blake2b(f"{url}\n{stamp}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return hashlib.blake2b(f"{server}{url}\n{stamp}".encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
 
 
 def _lock_shared(path: Path, *, first: Callable[[], None]) -> int:
@@ -274,8 +285,10 @@ def _write_all(fd: int, data: np.ndarray) -> None:
         done += os.write(fd, data.data[done:])
 
 
-def _number(path: Path) -> int:
-    return int(path.read_bytes() or b"0")
+def _number(content: bytes) -> int | None:
+    """What `used` says; None where that is no number, as after a power cut, or in a file that is new."""
+    text = content[:USED_BYTES].strip()
+    return int(text) if text.isdigit() else None
 
 
 def _close(*fds: int) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import errno
 import inspect
+import weakref
 from collections.abc import Mapping
 from typing import Any
 
-from fsspec.core import url_to_fs
-
+from gpuload.core.file_systems import file_system_of
 from gpuload.core.location import shown
 from gpuload.fetch.remote_files import OnAThread, Seen, Stream
 
@@ -37,17 +37,26 @@ class AsynchronousFiles:
 
 
 class ThreadedFiles:
-    """What has no asynchronous implementation, and URLs of several file systems (`zip://...::s3://...`)."""
+    """What has no asynchronous implementation, and URLs of several file systems (`zip://...::s3://...`).
+
+    on_a_thread: a method of the loop's owner, whom these files do not keep: they are closed when nobody else does.
+    """
 
     in_pieces = False
 
     def __init__(self, options: Mapping[str, Any], on_a_thread: OnAThread):
-        self._options, self._on_a_thread = options, on_a_thread
+        self._options, self._method = options, weakref.WeakMethod(on_a_thread)
+
+    @property
+    def _on_a_thread(self) -> OnAThread:
+        method = self._method()
+        assert method is not None  # it is the owner's loop that runs this
+        return method
 
     async def stream(self, url: str, start: int, stop: int | None, seen: Seen) -> Stream:
         def cat() -> bytes:
             # Here: fsspec keeps one object a thread, and some (paramiko's SFTP) lose answers where threads share one.
-            system, path = url_to_fs(url, **self._options)
+            system, path = file_system_of(url, self._options)
             given = {} if not start and stop is None else {"start": start, "end": stop}
             return system.cat_file(path, **given)
 
@@ -55,7 +64,7 @@ class ThreadedFiles:
 
     async def info(self, url: str) -> Mapping[str, Any]:
         def info() -> Mapping[str, Any]:
-            system, path = url_to_fs(url, **self._options)
+            system, path = file_system_of(url, self._options)
             return system.info(path)
 
         return await self._on_a_thread(info)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuload.core.retry import ATTEMPTS, BACKOFF_S
+from gpuload.core.retry import ATTEMPTS, BACKOFF_S, TIMEOUT_S
 
 KIB, MIB = 1 << 10, 1 << 20
 
@@ -51,7 +51,7 @@ class RemoteLimits:
     max_ranges: int = 64
     max_bytes: int = 96 * MIB
     max_held_bytes: int = 288 * MIB
-    timeout_s: float = 60.0
+    timeout_s: float = TIMEOUT_S
     attempts: int = ATTEMPTS
     resumptions: int = 32
     backoff_s: float = BACKOFF_S

@@ -6,6 +6,9 @@ read is coalesce.py's.
 Pieces of shards are read by compiled code, where the reader was made for batches: it then loads the kernel at once,
 before there are threads. Whatever that leaves unread, and every whole file, is read from Python, which knows why.
 
+Where it is known of which version of a file the pieces are, each batch looks at the file once, after its pieces were
+read: rewriting it would have changed its time before. Those of another version fail.
+
 A batch is read by the thread that asks. Only where a chunk of it takes longer than any page cache would need are the
 rest of its chunks shared with helper threads: warm files cost no hand-over, cold ones get their requests in parallel.
 What is read is the same either way.
@@ -19,13 +22,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from gpuload.core.batch import EncodedBatch
 from gpuload.core.location import local_path
+from gpuload.core.stamp import Stamp
 from gpuload.core.threads import DaemonPool
 from gpuload.fetch.coalesce import ReadPlan, coalesce, with_sizes
 from gpuload.fetch.limits import LocalLimits
@@ -51,11 +55,12 @@ ReadPieces = Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarra
 class LocalReader:
     """RangeReader over paths and file:// URLs. A new one works after a fork.
 
-    batches: many small pieces at once are what it reads. Other keywords: `LocalLimits`' fields.
+    batches: many small pieces at once are what it reads. stamps: of the files of which pieces are read, where they are
+    known: pieces of another version are errors. Other keywords: `LocalLimits`' fields.
     """
 
-    def __init__(self, *, batches: bool = False, **limits: int):
-        self.limits = LocalLimits(**limits)
+    def __init__(self, *, batches: bool = False, stamps: Mapping[str, Stamp] | None = None, **limits: int):
+        self.limits, self._stamps = LocalLimits(**limits), stamps or {}
         self._read_pieces: ReadPieces | None = None
         if batches:
             from gpuload.kernels.positional_read import read_pieces  # here: the compiler takes 0.4 s to import
@@ -72,7 +77,7 @@ class LocalReader:
         if plan.ranges["whole"].any():
             plan = self._measure(files, plan, failures)
         data = np.empty(plan.total_bytes, np.uint8)
-        reading = _Reading(files, plan, data, self._open, failures, self._read_pieces)
+        reading = _Reading(files, plan, data, self._open, failures, self._read_pieces, self._stamps)
         small = plan.total_bytes <= SMALL_BYTES * len(plan.ranges)
         if self._read_pieces is None or not small or plan.ranges["whole"].any():
             self._share(_chunks(plan.ranges.tolist(), self.limits.max_range_bytes), reading.read_chunk)
@@ -181,9 +186,10 @@ class _Reading:
         open_files: OpenFiles,
         failures: dict[int, BaseException],
         read_pieces: ReadPieces | None,
+        stamps: Mapping[str, Stamp],
     ):
         self._files, self._plan, self._data, self._view = files, plan, data, data.data
-        self._open, self._failures, self._read_pieces = open_files, failures, read_pieces
+        self._open, self._failures, self._read_pieces, self._stamps = open_files, failures, read_pieces, stamps
 
     def read_pieces(self, ranges: np.ndarray) -> None:
         """The same for RANGEs that are no whole files, in order of file: read together, and one by one what is left."""
@@ -191,29 +197,32 @@ class _Reading:
         number = ranges["file"]
         first = np.flatnonzero(np.diff(number, prepend=-1))
         descriptors = np.full(len(first), -1, np.int32)  # -1: a read fails, and is made again by whoever can say why
-        lent: list[OpenFile] = []
+        lent: dict[int, OpenFile] = {}
         try:
             for place, file in enumerate(number[first].tolist()):
                 with contextlib.suppress(OSError):
-                    lent.append(self._open.lend(local_path(self._files[file])))
-                    descriptors[place] = lent[-1].fd
+                    lent[file] = self._lend(file)
+                    descriptors[place] = lent[file].fd
             offset, length, at = (np.ascontiguousarray(ranges[name]) for name in ("offset", "length", "at"))
             got = np.empty(len(ranges), np.int64)
             descriptors = np.repeat(descriptors, np.diff(first, append=len(ranges)))
             self._read_pieces(descriptors, offset, length, at, self._data, got)
+            left = got != length
+            for file, open_file in lent.items():
+                if not self._is_same(open_file):
+                    left[number == file] = True  # to be failed there
         finally:
-            for open_file in lent:
+            for open_file in lent.values():
                 self._open.give_back(open_file)
-        left = got != length
         if left.any():
             self.read_chunk(ranges[left].tolist())
 
     def read_chunk(self, chunk: list[Range]) -> None:
         view = self._view
         lent: OpenFile | None = None
-        number = -1
+        number, since = -1, 0
         try:
-            for file, offset, length, at, first, stop, whole in chunk:
+            for place, (file, offset, length, at, first, stop, whole) in enumerate(chunk):
                 if not length:
                     continue
                 try:
@@ -222,9 +231,9 @@ class _Reading:
                         continue
                     if file != number:
                         if lent is not None:
-                            self._open.give_back(lent)
+                            self._give_back(lent, number, chunk[since:place])
                             lent, number = None, -1
-                        lent, number = self._open.lend(local_path(self._files[file])), file
+                        lent, number, since = self._lend(file), file, place
                     assert lent is not None
                     got = _read_fully(lent.fd, view[at : at + length], offset)
                 except OSError as error:
@@ -237,7 +246,25 @@ class _Reading:
                     self._fail_beyond(got, lent.path, offset, at, first, stop)
         finally:
             if lent is not None:
-                self._open.give_back(lent)
+                self._give_back(lent, number, chunk[since:])
+
+    def _lend(self, number: int) -> OpenFile:
+        url = self._files[number]
+        return self._open.lend(local_path(url), self._stamps.get(url))
+
+    def _is_same(self, file: OpenFile) -> bool:
+        """Whether what was read of it so far is of the version that is wanted."""
+        file.replaced = file.stamp is not None and not file.stamp.is_of(os.fstat(file.fd))
+        return not file.replaced
+
+    def _give_back(self, file: OpenFile, number: int, chunk: list[Range]) -> None:
+        """The file of these ranges, among others; they fail where it isn't the one that is wanted."""
+        if file.stamp is not None and not self._is_same(file):
+            error = replaced(file.path, file.stamp, os.fstat(file.fd))
+            for of, _, _, _, first, stop, whole in chunk:
+                if of == number and not whole:
+                    self._fail(first, stop, error)
+        self._open.give_back(file)
 
     def _read_whole(self, path: str, at: int, length: int, first: int) -> None:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -289,6 +316,20 @@ def fail_beyond(
                 path,
                 f"it ends at byte {offset + got}, and the sample lies at {offset + begin} to {offset + begin + length}",
             )
+
+
+def replaced(path: str, stamp: Stamp, now: os.stat_result) -> OSError:
+    """The error of a file that is not of the version of this stamp any more."""
+    if now.st_size != stamp.size:
+        found = f"it has {now.st_size} bytes and had {stamp.size}"
+    else:
+        found = f"it was written at {_time(now.st_mtime_ns)}, and before that at {_time(int(stamp.version))}"
+    cure = "Make the data set anew, and give new versions new names"
+    return OSError(errno.ESTALE, f"the file was replaced since it was indexed: {found}. {cure}", path)
+
+
+def _time(ns: int) -> str:
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(ns // 10**9))}.{ns % 10**9:09d}"
 
 
 def early_end(path: str, problem: str) -> OSError:

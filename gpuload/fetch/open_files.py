@@ -1,7 +1,7 @@
 """Open files, at most so many: a shard is opened once and read many times.
 
-Owns the descriptors. A descriptor keeps its inode, so that a shard replaced by renaming is read to the end as
-it was indexed.
+Owns the descriptors. A descriptor keeps its inode: as long as it is open, a shard replaced by renaming is read as it
+was indexed. What is opened again is another file then, which local.py finds out.
 
 Concurrency:
 1. A descriptor in use is never closed: `users` counts them, and only entries with none are evicted
@@ -18,14 +18,19 @@ import threading
 import weakref
 from collections import OrderedDict
 
+from gpuload.core.stamp import Stamp
+
 
 class OpenFile:
-    """A descriptor lent by OpenFiles; `fd` is valid until it is given back."""
+    """A descriptor lent by OpenFiles; `fd` is valid until it is given back.
 
-    __slots__ = ("fd", "path", "users")
+    stamp: of the version that is wanted, where it is known. replaced: it was found to be another one.
+    """
 
-    def __init__(self, path: str, fd: int):
-        self.path, self.fd, self.users = path, fd, 1
+    __slots__ = ("fd", "path", "replaced", "stamp", "users")
+
+    def __init__(self, path: str, fd: int, stamp: Stamp | None):
+        self.path, self.fd, self.stamp, self.users, self.replaced = path, fd, stamp, 1, False
 
 
 class OpenFiles:
@@ -43,8 +48,8 @@ class OpenFiles:
     def __len__(self) -> int:
         return len(self._files)
 
-    def lend(self, path: str) -> OpenFile:
-        """The open file of `path`, to be given back. Raises OSError as `os.open` does."""
+    def lend(self, path: str, stamp: Stamp | None = None) -> OpenFile:
+        """The open file of `path`, to be given back; stamp: the same each time. Raises OSError as `os.open` does."""
         with self._lock:
             file = self._files.get(path)
             if file is not None:
@@ -55,19 +60,22 @@ class OpenFiles:
         with self._lock:
             file = self._files.get(path)
             if file is None and not self._closed:
-                file = self._files[path] = OpenFile(path, fd)
+                file = self._files[path] = OpenFile(path, fd, stamp)
                 self._evict(self._limit)
                 return file
             if file is None:  # closed meanwhile: lent once, closed when given back
-                return OpenFile(path, fd)
+                return OpenFile(path, fd, stamp)
             file.users += 1
             self._files.move_to_end(path)
         os.close(fd)
         return file
 
     def give_back(self, file: OpenFile) -> None:
+        """One whose content is another now is opened anew by whoever wants it next."""
         with self._lock:
             file.users -= 1
+            if file.replaced and self._files.get(file.path) is file:
+                del self._files[file.path]
             if file.users == 0 and self._files.get(file.path) is not file:
                 os.close(file.fd)
             elif len(self._files) > self._limit:

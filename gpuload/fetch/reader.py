@@ -14,6 +14,7 @@ from gpuload.fetch.cached import CachedReader
 from gpuload.fetch.disk_cache import open_store
 from gpuload.fetch.local import LocalReader
 from gpuload.fetch.remote import RemoteReader
+from gpuload.fetch.whole_files import Listed
 
 __all__ = ["CachedReader", "LocalReader", "RemoteReader", "reader_for"]
 
@@ -25,15 +26,17 @@ def reader_for(
     batches: bool = False,
     cache: str | None = None,
     stamps: Mapping[str, Stamp] | None = None,
+    listed: Listed | None = None,
 ) -> RangeReader:
     """A reader for all of `urls`: local where every one is a path or a file:// URL.
 
     batches: as LocalReader's. cache: as parse_cache's, of remote files; stamps: of those whose size and version are
-    known. Raises ConfigError for a cache that cannot be.
+    known, and which must not have changed; listed: what is known of files that are samples. Raises ConfigError for a
+    cache that cannot be.
     """
     spec = parse_cache(cache)
     if all(is_local(url) for url in urls):
-        return LocalReader(batches=batches)
+        return LocalReader(batches=batches, stamps=stamps)
     if spec is None:
         return RemoteReader(storage_options=storage_options, stamps=stamps)
-    return CachedReader(open_store(spec), storage_options=storage_options, stamps=stamps)
+    return CachedReader(open_store(spec), storage_options=storage_options, stamps=stamps, listed=listed)

@@ -69,10 +69,11 @@ class RemoteReader:
             self._events.loop, self._events.on_a_thread, self.limits, opened,
             storage_options=dict(storage_options or {}), stamps=stamps or {},
         )  # fmt: skip
-
         self._ahead = Ahead(
             partial(_get_at_turn, self._link), self._link.flight.hurry, max_held_bytes=self.limits.max_held_bytes
         )
+
+        self._has_begun, self._first_is_here = False, asyncio.Event()
 
     def read(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:
         """The bytes of refs: SAMPLE_REF (n,). What every attempt failed to read is in `failures`, row by row."""
@@ -112,12 +113,21 @@ class RemoteReader:
             raise RuntimeError(f"{self!r} is closed, or was made before a fork: make a new one")
 
     async def _read(self, files: Sequence[str], refs: np.ndarray) -> _Found:
+        """The first batch has the link to itself: the others, and what is read ahead, would only make it late."""
+        if self._has_begun:
+            await self._first_is_here.wait()
+            return await self._read_now(files, refs)
+        self._has_begun = True
+        try:
+            return await self._read_now(files, refs)
+        finally:
+            self._first_is_here.set()
+            self._ahead.go_on()
+
+    async def _read_now(self, files: Sequence[str], refs: np.ndarray) -> _Found:
         claims = self._ahead.claim(files, refs)
         if not claims:
-            try:
-                return _Found([], np.arange(len(refs)), await self._pieces(files, refs))
-            finally:
-                self._ahead.go_on()
+            return _Found([], np.arange(len(refs)), await self._pieces(files, refs))
         others = np.ones(len(refs), np.bool_)
         for claim in claims:
             others[claim.rows] = False

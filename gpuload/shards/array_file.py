@@ -21,7 +21,7 @@ import numpy as np
 from gpuload.core.replacing import replacing
 
 MAGIC = b"gpuload\n"
-VERSION = 2
+VERSION = 4
 _PREFIX = struct.Struct("<8sII16s")
 
 
@@ -53,6 +53,11 @@ def read_arrays(path: str) -> Arrays | None:
             data = file.read()
     except OSError:
         return None
+    return parse_arrays(data)
+
+
+def parse_arrays(data: bytes) -> Arrays | None:
+    """`read_arrays` of a file's bytes."""
     if len(data) < _PREFIX.size:
         return None
     magic, version, header_bytes, digest = _PREFIX.unpack_from(data)

@@ -11,6 +11,7 @@ huggingface.co/docs/datasets/about_dataset_features.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import ModuleType
@@ -23,7 +24,7 @@ from gpuload.core.location import shown
 from gpuload.core.refs import SAMPLE_REF
 from gpuload.shards.columns import IMAGE_NAMES, KEY_NAMES, LABEL_NAMES, as_key, looks_like_image, preferred
 from gpuload.shards.expansion import Expansion, Shard
-from gpuload.shards.table import MISSING, NO_LABEL, Finding, SampleTable, ShardScan, Strings
+from gpuload.shards.table import MISSING, NO_LABEL, Finding, SampleTable, ShardScan, Strings, as_label
 
 REWRITE = "Write it again, or pass on_error='skip' to use the samples that are whole"
 BATCH_ROWS = 64
@@ -60,9 +61,30 @@ class Roles:
     others: tuple[str, ...]
 
 
+def first_value(pa: ModuleType, values: Any) -> Any:
+    """The first value of an Arrow array that is not null, or None."""
+    row = pa.compute.index(values.is_valid(), True).as_py()
+    return values[row].as_py() if row >= 0 else None
+
+
+def no_rows(shard: Shard) -> ShardScan:
+    """Of a file without a row, as some writers leave them beside others: no column tells what it is."""
+    table = SampleTable(Strings.of([shard.file]), np.zeros(0, SAMPLE_REF), np.zeros(0, np.int64), Strings.of([]))
+    return ShardScan(table, (Finding(shard.url, "", "it holds no row", note=True),))
+
+
 def roles_of(url: str, schema: Any, first: Callable[[str], Any]) -> Roles:
-    """first(column) -> its first value that is not null, or None. Raises ShardError where no column holds images."""
+    """first(column) -> its first value that is not null, or None.
+
+    Raises ShardError where no column holds images, or several have one name.
+    """
     pa = pyarrow(url)
+    try:
+        twice = next((name for name, count in Counter(schema.names).items() if count > 1), None)
+    except UnicodeDecodeError as error:
+        raise ShardError(shown(url), f"the names of its columns are damaged: {error}", "Write it again") from error
+    if twice is not None:
+        raise ShardError(shown(url), f"several columns of it are called {twice!r}", "Write it with a name for each")
     features = _features(schema)
     kinds = {name: feature.get("_type") for name, feature in features.items() if isinstance(feature, dict)}
 
@@ -115,11 +137,11 @@ class ArrowSamples:
         n = len(column)
         paths: list[str | None] = [None] * n
         if roles.nested and column.type.get_field_index("path") >= 0:
-            paths = pa.compute.struct_field(column, "path").to_pylist()
+            paths = _texts(pa, pa.compute.struct_field(column, "path"))
         self._images.append(place(_bytes_of(pa, column), True))
         self._outside += [path for path, ref in zip(paths, self._images[-1], strict=True) if path and ref["length"] < 0]
-        self._labels += batch.column(roles.label).to_pylist() if roles.label else [None] * n
-        names = batch.column(roles.key).to_pylist() if roles.key else paths
+        self._labels += _texts(pa, batch.column(roles.label)) if roles.label else [None] * n
+        names = _texts(pa, batch.column(roles.key)) if roles.key else paths
         self._keys += [(name and as_key(name)) or f"{first_row + row:08d}" for row, name in enumerate(names)]
         for name in roles.others:
             self._encodings[name], values = _as_binary(pa, batch.column(name))
@@ -130,6 +152,11 @@ class ArrowSamples:
         url = self._shard.url
         images = np.concatenate([*self._images, np.zeros(0, SAMPLE_REF)])
         labels, classes = self._numbers()
+        beyond = [row for row in np.flatnonzero(labels == NO_LABEL).tolist() if self._labels[row] is not None]
+        findings = findings + [
+            Finding(url, self._keys[row], f"its label {self._labels[row]} is beyond int64: it has none", REWRITE)
+            for row in (beyond if order is None or not beyond else np.intersect1d(beyond, order).tolist())
+        ]
         members = {name: np.concatenate(parts) for name, parts in self._members.items() if parts}
         keys = Strings.of(self._keys)
         if order is not None:
@@ -157,7 +184,8 @@ class ArrowSamples:
         if names:
             number: Mapping[Any, int] = {name: place for place, name in enumerate(names)}
             return np.array([number.get(label, NO_LABEL) for label in self._labels], np.int64), tuple(names)
-        return np.array([NO_LABEL if label is None else label for label in self._labels], np.int64), classes
+        numbers = [NO_LABEL if label is None else as_label(label) for label in self._labels]
+        return np.array(numbers, np.int64), classes
 
 
 def _features(schema: Any) -> dict[str, Any]:
@@ -171,6 +199,14 @@ def _features(schema: Any) -> dict[str, Any]:
 def _bytes_of(pa: ModuleType, column: Any) -> Any:
     """The bytes of a column of images. struct_field takes the nulls of the struct along, `column.field` does not."""
     return pa.compute.struct_field(column, "bytes") if pa.types.is_struct(column.type) else column
+
+
+def _texts(pa: ModuleType, column: Any) -> list[Any]:
+    """A column's values, those of text also where they are no UTF-8."""
+    if not pa.types.is_string(column.type):
+        return column.to_pylist()
+    found = column.cast(pa.binary()).to_pylist()
+    return [None if value is None else value.decode("utf-8", "surrogateescape") for value in found]
 
 
 def _as_binary(pa: ModuleType, column: Any) -> tuple[str, Any]:
@@ -192,10 +228,18 @@ def _as_binary(pa: ModuleType, column: Any) -> tuple[str, Any]:
         types, kind.value_type
     ):
         dtype = np.dtype(kind.value_type.to_pandas_dtype())
-        values = [None if value is None else np.array(value, dtype).tobytes() for value in column.to_pylist()]
-        return f"np:{dtype}[]", pa.array(values, pa.binary())
+        if dtype.kind == "f":  # a number that is null is NaN
+            values = [None if value is None else np.array(value, dtype).tobytes() for value in column.to_pylist()]
+            return f"np:{dtype}[]", pa.array(values, pa.binary())
+        values = [None if value is None else _integers(value, dtype) for value in column.to_pylist()]
+        return f"np:{dtype}[?]", pa.array(values, pa.binary())
     texts = [None if value is None else json.dumps(value, default=str).encode() for value in column.to_pylist()]
     return "json", pa.array(texts, pa.binary())
+
+
+def _integers(row: list[int | None], dtype: np.dtype) -> bytes:
+    """As fields.py reads `np:TYPE[?]`."""
+    return json.dumps(row).encode() + b"\1" if None in row else np.array(row, dtype).tobytes() + b"\0"
 
 
 def _is_number(types: Any, kind: Any) -> bool:

@@ -13,14 +13,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpuload.core.errors import ConfigError, ShardError
-from gpuload.core.location import is_local, shown
+from gpuload.core.location import bare, is_local, is_signed, shown
 from gpuload.core.stamp import Stamp
 from gpuload.shards.arrow import is_huggingface, scan_huggingface
 from gpuload.shards.folder import FolderError, images_of, is_image, join_folders, scan_folder
 from gpuload.shards.formats import NAMES, SHARD_FORMATS, format_named
 from gpuload.shards.manifest import open_manifest
 from gpuload.shards.mds import shards_in_index
-from gpuload.shards.table import Finding, SampleTable
+from gpuload.shards.table import Finding, SampleTable, Strings
 from gpuload.shards.urls import Options, asked, expand, is_folder, read_optional
 
 FORMATS = ("auto", "folder", "images", *NAMES)
@@ -32,8 +32,8 @@ CLASSES_FILE = "classes.json"
 class Catalog:
     """A data set's samples. format: as FORMATS, or "huggingface". classes: names by label, where they are known.
 
-    stamps: of the shards, as they were when they were indexed. listed: the samples came from a listing or an object,
-    which may be another one when it is asked again.
+    stamps: of the shards, as they were when they were indexed. versions: of a folder's images, as Folder's. listed: the
+    samples came from a listing or an object, which may be another one when it is asked again.
     """
 
     format: str
@@ -41,6 +41,7 @@ class Catalog:
     classes: tuple[str, ...] | None
     findings: tuple[Finding, ...]
     stamps: Mapping[str, Stamp] = field(default_factory=dict)
+    versions: Strings | None = None
 
     @property
     def listed(self) -> bool:
@@ -75,19 +76,20 @@ def open_catalog(
 
 
 def _open(names: list[str], format: str, on_error: str, options: Options, *, alone: bool) -> Catalog:
-    if format == "auto" and is_image(names[0]) and not alone and not _is_folder(names[0], options):
+    if format == "auto" and is_image(bare(names[0])) and not alone and not _is_folder(names[0], options):
         format = "images"
     if format == "auto" and _is_folder(names[0], options) and not _shards_in(names[0], options, "auto"):
         format = "folder"
     if format in ("folder", "images"):
         folders = [images_of(names)] if format == "images" else [scan_folder(name, options) for name in names]
         folder = join_folders(folders)
-        return Catalog(format, folder.table, folder.classes, folder.findings)
+        return Catalog(format, folder.table, folder.classes, folder.findings, versions=folder.versions)
     shards = [shard for name in names for shard in shards_of(name, options, format)]
     scan = open_manifest(shards, options, format=format, tolerant=on_error == "skip")
-    classes = scan.classes if scan.classes is not None else _read_classes(shards, options)
+    notes: list[Finding] = []
+    classes = scan.classes if scan.classes is not None else _read_classes(shards, options, notes)
     known = format_named(shards[0], format)
-    return Catalog(known.name if known else format, scan.table, classes, scan.findings, scan.stamps)
+    return Catalog(known.name if known else format, scan.table, classes, (*scan.findings, *notes), scan.stamps)
 
 
 def shards_of(url: str, options: Options, format: str = "auto") -> list[str]:
@@ -110,7 +112,7 @@ def tar_shards(url: str, options: Options) -> list[str]:
 
 def _is_folder(url: str, options: Options) -> bool:
     """By its name where that says what it is: fsspec answers by downloading the file, over HTTP."""
-    if not is_local(url) and (format_named(url) is not None or is_image(url.partition("?")[0])):
+    if not is_local(url) and (format_named(url) is not None or is_image(bare(url))):
         return False
     return is_folder(url, options)
 
@@ -151,10 +153,14 @@ def _names_in(url: str, options: Options) -> list[str]:
     return [name.rstrip("/").rpartition("/")[2] for name in listed]
 
 
-def _read_classes(shards: list[str], options: Options) -> tuple[str, ...] | None:
-    """The class names that `gpuload pack` keeps beside its shards: names by label."""
+def _read_classes(shards: list[str], options: Options, notes: list[Finding]) -> tuple[str, ...] | None:
+    """The class names that `gpuload pack` keeps beside its shards: names by label.
+
+    Others' files may be called so, and servers have a page for any name: what is no such list is left aside, with a
+    note.
+    """
     folders = {shard.rpartition("/")[0] for shard in shards}
-    if len(folders) != 1:
+    if len(folders) != 1 or is_signed(shards[0]):
         return None
     folder = folders.pop()
     url = f"{folder}/{CLASSES_FILE}" if folder else CLASSES_FILE
@@ -162,10 +168,15 @@ def _read_classes(shards: list[str], options: Options) -> tuple[str, ...] | None
     if text is None:  # nobody promised one
         return None
     try:
-        names = json.loads(text)
-        return tuple(str(name) for name in names["classes"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ShardError(shown(url), f"no list of class names: {error!r}", 'It should be {"classes": [...]}') from error
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        found = None
+    names = found.get("classes") if isinstance(found, dict) else None
+    if isinstance(names, list) and all(isinstance(name, str) for name in names):
+        return tuple(names)
+    problem = 'it is no list of class names, {"classes": ["name of 0", ...]}: left aside'
+    notes.append(Finding(url, "", problem, note=True))
+    return None
 
 
 def _raise_first(findings: list[Finding]) -> None:

@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from gpuload.core.errors import MissingDependencyError, ShardError
-from gpuload.core.location import cache_dir, is_local, shown
+from gpuload.core.location import cache_dir, is_local, server_of, shown
 from gpuload.core.stamp import Stamp
 from gpuload.shards.urls import Options, ReadAt
 
@@ -43,6 +43,9 @@ ZSTD_PIECE_BYTES = 4 << 10
 
 XZ_MEMORY_BYTES = 256 << 20
 """xz -9 needs 65 MiB to be read; a header may ask for 4 GiB."""
+
+LAYOUT = 2
+"""Counted up when a format writes other bytes for the same container, or in another order: old copies are made anew."""
 
 PARTIAL = ".partial"
 CUT = ".cut"
@@ -64,10 +67,15 @@ class Shard:
     def at(cls, url: str, stamp: Stamp, options: Options) -> Shard:
         return cls(url, stamp, options, url)
 
+    def expansion(self, purpose: str) -> str:
+        """Where it lies. purpose: what of the shard was expanded, and how."""
+        server = server_of(self.url, self.options)
+        return expansion_path(self.url, self.stamp, f"{server}-{purpose}" if server else purpose)
+
 
 def expansion_path(url: str, stamp: Stamp, purpose: str) -> str:
     """Where the expansion of this version of a container lies. purpose: what of it was expanded, and how."""
-    return f"{_stem(url)}-{hashlib.sha256(str(stamp).encode()).hexdigest()[:16]}-{purpose}"
+    return f"{_stem(url)}-{hashlib.sha256(f'{LAYOUT} {stamp}'.encode()).hexdigest()[:16]}-{purpose}"
 
 
 def purpose_of(path: str) -> str:
@@ -94,7 +102,7 @@ class Expansion:
     """
 
     def __init__(self, shard: Shard, purpose: str, stack: ExitStack):
-        self.path = expansion_path(shard.url, shard.stamp, purpose)
+        self.path = shard.expansion(purpose)
         self.size = 0
         self.used = False
         self._shard, self._stack = shard, stack
@@ -187,7 +195,7 @@ def expand_stream(shard: Shard, kind: str, read_at: ReadAt) -> tuple[Shard, str]
 
     kind: as `compression` names it. Raises ShardError, MissingDependencyError.
     """
-    for path in (expansion_path(shard.url, shard.stamp, kind), expansion_path(shard.url, shard.stamp, kind + CUT)):
+    for path in (shard.expansion(kind), shard.expansion(kind + CUT)):
         if os.path.exists(path):
             size = os.path.getsize(path)
             problem = _cut_off(kind) if path.endswith(CUT) else ""
@@ -293,4 +301,5 @@ def _locked(path: str) -> Iterator[None]:
 
 def _stem(url: str) -> str:
     absolute = os.path.abspath(url) if is_local(url) else url
-    return os.path.join(cache_dir(), "expanded", hashlib.sha256(absolute.encode()).hexdigest()[:32])
+    digest = hashlib.sha256(absolute.encode("utf-8", "surrogateescape")).hexdigest()
+    return os.path.join(cache_dir(), "expanded", digest[:32])

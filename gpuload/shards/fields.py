@@ -7,7 +7,9 @@ NumPy scalars of the type that was stored.
     ""              by the last part of the member's extension: json, txt (str), cls (int), npy (array), else bytes
     bytes str json  as they say, UTF-8
     np:TYPE np:TYPE[]  one number, or a row of them, as NumPy calls the type; little-endian
+    np:TYPE[?]      a row that may lack some: the same and a byte 0, or it as JSON and a byte 1, which becomes a list
     tf tf[]         a tf.train.Feature: its only value, or all of them
+    mixed ...       in several of these ways: it is not read
     mds:ENCODING    as MosaicML streaming names it (streaming/base/format/mds/encodings.py)
 """
 
@@ -22,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.shards.table import ONE
+from gpuload.shards.table import MIXED, ONE
 
 PICKLED = "mds:pkl"
 """The encoding that runs what a shard's author wrote: refused unless the user trusts the shards."""
@@ -41,15 +43,34 @@ _MDS_PARSERS: dict[str, Callable[[bytes], Any]] = {
 
 
 def parse_field(name: str, encoding: str, data: bytes) -> Any:
-    """The value of a field. Raises ValueError where the bytes are not what name and encoding say."""
+    """The value of a field. Raises ValueError where the bytes are not what name and encoding say.
+
+    Code of whoever wrote the shard runs for the encoding PICKLED and no other: callers ask `trust_pickle` about it.
+    """
+    try:
+        return _parse(name, encoding, data)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever json, decimal, NumPy or a pickle make of damaged bytes
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _parse(name: str, encoding: str, data: bytes) -> Any:
     kind, _, detail = encoding.partition(":")
     if not encoding:
-        return parse_member(name, data)
+        return _parse_member(name, data)
+    if encoding.startswith(MIXED):
+        ways = encoding.removeprefix(MIXED)
+        raise ValueError(f"shards store it as {ways}. Read them separately, or write them alike")
     if kind == "str":
         return data.decode()
     if kind == "json":
         return json.loads(data)
     if kind == "np":
+        if detail.endswith("[?]"):
+            detail, data, lacking = detail.replace("?", ""), data[:-1], data[-1:]
+            if lacking == b"\1":
+                return json.loads(data)
         row = np.frombuffer(data, np.dtype(detail.removesuffix("[]")).newbyteorder("<"))
         return row if detail.endswith("[]") else _scalar(row)
     if kind == "mds":
@@ -60,8 +81,8 @@ def parse_field(name: str, encoding: str, data: bytes) -> Any:
     return data
 
 
-def parse_member(name: str, data: bytes) -> Any:
-    """A member's value by the last part of its extension. Raises ValueError where it is not what that says."""
+def _parse_member(name: str, data: bytes) -> Any:
+    """A member's value by the last part of its extension."""
     kind = name.rpartition(".")[2]
     if kind == "json":
         return json.loads(data)
@@ -70,7 +91,10 @@ def parse_member(name: str, data: bytes) -> Any:
     if kind == "cls":
         return int(data)
     if kind == "npy":
-        return np.load(io.BytesIO(data), allow_pickle=False)
+        array = np.load(io.BytesIO(data), allow_pickle=False)
+        if not isinstance(array, np.ndarray):
+            raise ValueError("it is an .npz archive, not one array")
+        return array
     return data
 
 
@@ -130,15 +154,15 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _parse_mds(encoding: str, data: bytes) -> Any:
+    if encoding in _MDS_PARSERS:  # the whole of it: "pkl:x" is none, and PICKLED must be the only name for pickles
+        return _MDS_PARSERS[encoding](data)
     kind, _, detail = encoding.partition(":")
-    if kind in _MDS_PARSERS:
-        return _MDS_PARSERS[kind](data)
     if kind == "ndarray":
         return _mds_array(detail, data)
-    if kind == "int":
+    if encoding == "int":
         return _scalar(np.frombuffer(data, "<i8"))
-    if kind in _MDS_TYPES.values():
-        return _scalar(np.frombuffer(data, np.dtype(kind).newbyteorder("<")))
+    if encoding in _MDS_TYPES.values():
+        return _scalar(np.frombuffer(data, np.dtype(encoding).newbyteorder("<")))
     return data  # bytes, and images, which a loader decodes one of
 
 

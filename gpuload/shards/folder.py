@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 
 from gpuload.core.errors import ShardError
-from gpuload.core.location import is_local, shown
+from gpuload.core.location import bare, is_local, shown
 from gpuload.core.refs import whole_files
+from gpuload.core.stamp import stamp_of
+from gpuload.shards.keys import Names
 from gpuload.shards.table import NO_LABEL, Finding, SampleTable, Strings, join
 from gpuload.shards.urls import Options, asked
 
@@ -36,11 +38,16 @@ class FolderError(ShardError):
 
 @dataclass(frozen=True)
 class Folder:
-    """table: its samples; label i is classes[i]. classes: None for loose images."""
+    """table: its samples; label i is classes[i]. classes: None for loose images.
+
+    versions: of each of the table's files, as its Stamp's text, "" for one whose versions the listing does not tell
+    apart; None where it tells none, and for local ones.
+    """
 
     table: SampleTable
     classes: tuple[str, ...] | None
     findings: tuple[Finding, ...] = ()
+    versions: Strings | None = None
 
 
 def is_image(name: str) -> bool:
@@ -49,14 +56,18 @@ def is_image(name: str) -> bool:
 
 def scan_folder(url: str, options: Options) -> Folder:
     """The samples of one folder. Raises FolderError where it is missing, unreadable or holds no image."""
+    told: dict[str, str] = {}
+    unlisted: list[OSError] = []
     try:
-        tree = _local_tree(url) if is_local(url) else _remote_tree(url, options)
+        tree = _local_tree(url, unlisted) if is_local(url) else _remote_tree(url, options, told)
     except FileNotFoundError as error:
         raise FolderError(url, "it does not exist", "Check the path") from error
     except NotADirectoryError as error:
         raise FolderError(url, "it is a file", 'Name the folder that holds it, or leave out format="folder"') from error
     except OSError as error:
         raise FolderError(url, f"it cannot be listed: {error}", "Check its path and permissions") from error
+    cure = "Check its permissions and the disk, or pass on_error='skip' to go without what is in it"
+    lost = [Finding(str(e.filename), "", f"it cannot be listed: {e.strerror}", cure) for e in unlisted]
     classes = sorted(name for name in tree if name)
     loose = tree.get("", [])
     if not any(tree.values()):
@@ -65,8 +76,8 @@ def scan_folder(url: str, options: Options) -> Folder:
     if not any(tree[name] for name in classes):
         problem = f"no class folders: {len(loose)} loose images, all with label 0 unless label= says more"
         note = Finding(url, "", problem, note=True)
-        return Folder(_table(url, loose, np.zeros(len(loose), np.int64)), None, (note,))
-    findings = [
+        return Folder(_table(url, loose, np.zeros(len(loose), np.int64)), None, (*lost, note), _versions(loose, told))
+    findings = lost + [
         Finding(
             os.path.join(url, name),
             "",
@@ -81,14 +92,31 @@ def scan_folder(url: str, options: Options) -> Folder:
         findings.append(Finding(url, "", problem, note=True))
     paths = [path for name in classes for path in tree[name]]
     labels = np.repeat(np.arange(len(classes)), [len(tree[name]) for name in classes]).astype(np.int64)
-    return Folder(_table(url, paths, labels), tuple(classes), tuple(findings))
+    return Folder(_table(url, paths, labels), tuple(classes), tuple(findings), _versions(paths, told))
 
 
 def images_of(urls: Sequence[str]) -> Folder:
-    """Image files named one by one: without labels. Keys are their paths."""
-    keys = Strings.of(os.path.splitext(url)[0] for url in urls)
+    """Image files named one by one: without labels. Keys are their paths without extension.
+
+    Of URLs, without what must not be shown: where nothing else tells two apart (".../image?id=1"), the second is "-2".
+    """
     labels = np.full(len(urls), NO_LABEL, np.int64)
-    return Folder(SampleTable(Strings.of(urls), whole_files(np.arange(len(urls))), labels, keys), None)
+    table = SampleTable(Strings.of(urls), whole_files(np.arange(len(urls))), labels, Strings.of(_keys(urls)))
+    return Folder(table, None)
+
+
+def _keys(urls: Sequence[str]) -> list[str]:
+    named = {url: bare(url) for url in urls}
+    keys = {name: os.path.splitext(name)[0] for name in named.values()}
+    if len(keys) == len(named):
+        return [keys[named[url]] for url in urls]
+    names = Names(keys.values())
+    by_url: dict[str, str] = {}
+    seen: set[str] = set()
+    for url, name in named.items():
+        by_url[url] = names.free(keys[name]) if name in seen else keys[name]
+        seen.add(name)
+    return [by_url[url] for url in urls]
 
 
 def join_folders(folders: Sequence[Folder]) -> Folder:
@@ -103,15 +131,16 @@ def join_folders(folders: Sequence[Folder]) -> Folder:
         first = flat[0].findings[0].shard
         raise FolderError(first, "it has no class folders, other folders of the list have", "Read them separately")
     findings = tuple(finding for folder in folders for finding in folder.findings)
+    versions = Strings.of(text for folder in folders for text in folder.versions or [""] * len(folder.table.files))
     if flat:
-        return Folder(join([folder.table for folder in folders]), None, findings)
+        return Folder(join([folder.table for folder in folders]), None, findings, versions)
     classes = sorted({name for folder in folders for name in folder.classes or ()})
     tables = []
     for folder in folders:
         table = folder.table
         renumbered = np.array([classes.index(name) for name in folder.classes or ()], np.int64)
         tables.append(SampleTable(table.files, table.images, renumbered[table.labels], table.keys))
-    return Folder(join(tables), tuple(classes), findings)
+    return Folder(join(tables), tuple(classes), findings, versions)
 
 
 def _table(root: str, paths: list[str], labels: np.ndarray) -> SampleTable:
@@ -120,19 +149,28 @@ def _table(root: str, paths: list[str], labels: np.ndarray) -> SampleTable:
     return SampleTable(Strings.of(paths), whole_files(np.arange(len(paths))), labels, keys)
 
 
-def _local_tree(url: str) -> dict[str, list[str]]:
-    """Class name -> its images in ImageFolder's order; "" -> the images that lie loose."""
+def _local_tree(url: str, unlisted: list[OSError]) -> dict[str, list[str]]:
+    """Class name -> its images in ImageFolder's order; "" -> the images that lie loose.
+
+    unlisted: gets the errors of folders below, whose images nobody sees.
+    """
     with os.scandir(url) as entries:
         found = [(entry.name, entry.is_dir()) for entry in entries]
     tree = {"": sorted(os.path.join(url, name) for name, folder in found if not folder and is_image(name))}
     for name, folder in found:
         if folder:
-            walk = sorted((root, files) for root, _, files in os.walk(os.path.join(url, name), followlinks=True))
+            below = os.walk(os.path.join(url, name), onerror=unlisted.append, followlinks=True)
+            walk = sorted((root, files) for root, _, files in below)
             tree[name] = [os.path.join(root, file) for root, files in walk for file in sorted(files) if is_image(file)]
     return tree
 
 
-def _remote_tree(url: str, options: Options) -> dict[str, list[str]]:
+def _versions(paths: list[str], told: dict[str, str]) -> Strings | None:
+    return Strings.of(told.get(path, "") for path in paths) if told else None
+
+
+def _remote_tree(url: str, options: Options, told: dict[str, str]) -> dict[str, list[str]]:
+    """As `_local_tree`'s. told: becomes path -> Stamp's text, of those whose versions the listing tells apart."""
     below = asked(url, options, _files_below)
     prefix = url.rstrip("/")
     tree: dict[str, list[str]] = {"": []}
@@ -141,9 +179,14 @@ def _remote_tree(url: str, options: Options) -> dict[str, list[str]]:
         images = tree.setdefault(folder.split("/")[0], [])
         if is_image(name):
             images.append(f"{prefix}/{folder}{slash}{name}")
+            if version := below.pop(f"{folder}{slash}{name}"):
+                told[images[-1]] = version
     return tree
 
 
-def _files_below(system: Any, top: str) -> list[str]:
-    top = top.rstrip("/")
-    return [path[len(top) + 1 :] for path in system.find(top)]
+def _files_below(system: Any, top: str) -> dict[str, str]:
+    """Path below `top` -> Stamp's text, "" where it has no version."""
+    root = top.strip("/")
+    below = len(root) + 1 if root else 0  # some file systems (WebDAV) find paths without the slash that they begin with
+    stamps = {path.lstrip("/")[below:]: stamp_of(info) for path, info in system.find(top, detail=True).items()}
+    return {path: str(stamp) if stamp is not None and stamp.version else "" for path, stamp in stamps.items()}

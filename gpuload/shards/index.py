@@ -1,9 +1,10 @@
 """The index of one shard: its table, kept beside it as `<shard>.gpuload`, or in the cache directory.
 
 Owns where an index lies and whether it still fits its shard (size and time or etag), and the expansion of it, where
-there is one. Making the table is the format's. An index that is stale, damaged or of another version is made again; one
-that cannot be stored anywhere costs the next start the same work, as does one of a shard whose versions its server does
-not tell apart.
+there is one. Beside remote shards lies what was uploaded with them: made elsewhere, it fits shards of the sizes that it
+names, and is kept in the cache directory with what the server says of their versions. Making the table is the
+format's. An index that is stale, damaged or of another version is made again; one that cannot be stored anywhere costs
+the next start the same work.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from gpuload.core.location import cache_dir, is_local
+from gpuload.core.location import cache_dir, is_local, is_signed, server_of
 from gpuload.core.stamp import Stamp
-from gpuload.shards.array_file import Arrays, read_arrays, write_arrays
+from gpuload.shards.array_file import Arrays, parse_arrays, read_arrays, write_arrays
 from gpuload.shards.expansion import expansion_path, purpose_of
 from gpuload.shards.formats import scan_shard
 from gpuload.shards.table import Finding, SampleTable, ShardScan, Strings
-from gpuload.shards.urls import Options
+from gpuload.shards.urls import Options, read_optional
 
 SUFFIX = ".gpuload"
 ENTROPY_SUFFIX = ".gpuload-entropy"
@@ -32,7 +33,8 @@ ENTROPY_SUFFIX = ".gpuload-entropy"
 def index_paths(url: str) -> list[str]:
     """Where the index of a shard may lie, the preferred place first."""
     absolute = os.path.abspath(url) if is_local(url) else url
-    cached = os.path.join(cache_dir(), "index", hashlib.sha256(absolute.encode()).hexdigest()[:32] + SUFFIX)
+    digest = hashlib.sha256(absolute.encode("utf-8", "surrogateescape")).hexdigest()
+    cached = os.path.join(cache_dir(), "index", digest[:32] + SUFFIX)
     return [url + SUFFIX, cached] if is_local(url) else [cached]
 
 
@@ -44,16 +46,16 @@ def sidecars_of(shards: Iterable[str]) -> list[str]:
 
 def open_index(url: str, stamp: Stamp, options: Options, *, format: str = "auto", rebuild: bool = False) -> ShardScan:
     """The shard's samples, from its index where that still fits, else from the shard itself. Raises ShardError."""
-    if not stamp.version:
-        return scan_shard(url, stamp, options, format=format)
-    meta = {"kind": "index", "format": format, "stamps": [str(stamp)]}
-    if not rebuild:
+    meta = {"kind": "index", "format": format, "stamps": [str(stamp)], "server": server_of(url, options)}
+    if stamp.version and not rebuild:
         for path in index_paths(url):
             scan = load(path, meta, [url], [stamp])
             if scan is not None:
                 return scan
-    scan = scan_shard(url, stamp, options, format=format)
-    store(index_paths(url), to_arrays(scan, meta, [url], [stamp]))
+    scan = None if rebuild else load_beside(url + SUFFIX, meta, [url], [stamp], options)
+    scan = scan or scan_shard(url, stamp, options, format=format)
+    if stamp.version:
+        store(index_paths(url), to_arrays(scan, meta, [url], [stamp]))
     return scan
 
 
@@ -63,6 +65,30 @@ def load(path: str, meta: Mapping[str, Any], urls: Sequence[str], versions: Sequ
     if found is None or {name: found.meta.get(name) for name in meta} != dict(meta):
         return None
     return from_arrays(found, urls, versions)
+
+
+def load_beside(
+    url: str, meta: Mapping[str, Any], shards: Sequence[str], versions: Sequence[Stamp], options: Options
+) -> ShardScan | None:
+    """What lies at `url`, beside remote shards, if it is whole and of shards of these names and sizes. One request.
+
+    None for what names expansions, too: they are on the machine that made it. Raises ShardError where the server fails.
+    """
+    if is_local(url) or "::" in url or is_signed(url):  # a signature is of one file
+        return None
+    data = read_optional(url, options)
+    try:
+        found = parse_arrays(data) if data is not None else None
+        if found is None or found.meta["format"] not in (meta["format"], "auto"):
+            return None
+        same = all(found.meta.get(name) == meta[name] for name in meta if name not in ("format", "stamps", "server"))
+        sizes = [int(stamp.partition(":")[0]) for stamp in found.meta["stamps"]]
+        expanded = any(purpose for _, purpose in found.meta["files"])
+        if not same or expanded or sizes != [version.size for version in versions]:
+            return None
+        return from_arrays(found, shards, versions)
+    except (LookupError, TypeError, ValueError):  # whole, but by nothing that writes as we do
+        return None
 
 
 def store(paths: list[str], content: Arrays) -> str | None:
@@ -103,6 +129,7 @@ def to_arrays(scan: ShardScan, meta: Mapping[str, Any], urls: Sequence[str], ver
         **{f"member:{name}": refs for name, refs in table.members.items()},
     }
     described = {"files": files, "findings": findings, "classes": scan.classes, "encodings": dict(table.encodings)}
+    described["label"] = table.label
     return Arrays({**meta, **described}, arrays)
 
 
@@ -122,6 +149,7 @@ def from_arrays(stored: Arrays, urls: Sequence[str], versions: Sequence[Stamp]) 
         {name.removeprefix("member:"): refs for name, refs in arrays.items() if name.startswith("member:")},
         meta["encodings"],
         {path: urls[number] for path, (number, purpose) in zip(files, meta["files"], strict=True) if purpose},
+        meta["label"],
     )
     findings = tuple(Finding(**{**finding, "shard": urls[finding["shard"]]}) for finding in meta["findings"])
     classes = meta["classes"]

@@ -1,7 +1,8 @@
 """The manifest of a data set: the indexes of all its shards in one file, so that starting costs one read.
 
 Owns building the indexes in parallel, joining them, and whether a stored manifest still fits every shard. It lies
-beside the shards where they share a local folder that can be written, else in the cache directory.
+beside the shards where they share a local folder that can be written, else in the cache directory; what was uploaded
+with remote shards is read from beside them.
 """
 
 from __future__ import annotations
@@ -9,14 +10,15 @@ from __future__ import annotations
 import hashlib
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 from gpuload.core.errors import ShardError
-from gpuload.core.location import cache_dir, is_local, shown
+from gpuload.core.location import bare, cache_dir, is_local, server_of, shown
 from gpuload.core.stamp import Stamp
 from gpuload.core.threads import ask_all
-from gpuload.shards.index import load, open_index, store, to_arrays
+from gpuload.shards.index import load, load_beside, open_index, store, to_arrays
 from gpuload.shards.table import Finding, ShardScan, join_scans
 from gpuload.shards.urls import Options, stamps
 
@@ -31,14 +33,18 @@ def manifest_paths(urls: list[str]) -> list[str]:
 
     Beside the shards it is named after their names, not their folder's: a data set may move with its manifest.
     """
-    paths = []
     absolute = [os.path.abspath(url) if is_local(url) else url for url in urls]
-    folders = {os.path.dirname(url) for url in absolute}
-    if len(folders) == 1 and is_local(absolute[0]):
-        names = "\n".join(os.path.basename(url) for url in absolute)
-        paths.append(os.path.join(folders.pop(), f"{_digest(names)[:12]}{SUFFIX}"))
+    beside = _beside(absolute)
+    paths = [beside] if beside is not None and is_local(beside) else []
     paths.append(os.path.join(cache_dir(), "manifest", f"{_digest(chr(10).join(absolute))[:32]}{SUFFIX}"))
     return paths
+
+
+def _beside(urls: list[str]) -> str | None:
+    """None for shards of several folders."""
+    folders = {os.path.dirname(url) for url in urls}
+    names = "\n".join(os.path.basename(url) for url in urls)
+    return os.path.join(folders.pop(), f"{_digest(names)[:12]}{SUFFIX}") if len(folders) == 1 else None
 
 
 def open_manifest(
@@ -54,23 +60,22 @@ def open_manifest(
 
     format: of all of them, or "auto" for the one that each has. Raises ShardError for a shard that cannot be read or is
     none of that format; tolerant: it becomes a finding, and as long as there is one, no manifest is kept. One shard's
-    index is its own manifest. Shards whose server tells neither time nor etag are indexed anew each time, and a warning
-    says so.
+    index is its own manifest. Of shards whose server tells neither time nor etag nothing is kept here: where nothing
+    lies beside them, they are indexed anew each time, and a warning says so.
     """
     unusable: list[ShardError] = []
     found_stamps = stamps(urls, options, failed=unusable if tolerant else None)
     urls = [url for url, version in zip(urls, found_stamps, strict=True) if version is not None]
     versions = [version for version in found_stamps if version is not None]
     by_url = dict(zip(urls, versions, strict=True))
-    names = [os.path.basename(url) for url in urls]
+    names = [os.path.basename(bare(url)) for url in urls]
     stamps_told = [str(version) for version in versions]
-    meta = {"kind": "manifest", "format": format, "names": names, "stamps": stamps_told}
+    servers = sorted({server_of(url, options) for url in urls})
+    meta = {"kind": "manifest", "format": format, "names": names, "stamps": stamps_told, "server": servers}
     kept = _tell_versions(urls, versions) and len(urls) > 1
-    if kept and not rebuild:
-        for path in manifest_paths(urls):
-            stored = load(path, meta, urls, versions)
-            if stored is not None:
-                return replace(stored, stamps=by_url)
+    stored = None if rebuild else _stored(urls, versions, meta, options, kept=kept)
+    if stored is not None:
+        return replace(stored, stamps=by_url)
     scans = _build(urls, versions, options, format, rebuild, unusable if tolerant else None, on_shard)
     if not scans:
         raise unusable[0]
@@ -81,6 +86,21 @@ def open_manifest(
     if kept:
         store(manifest_paths(urls), to_arrays(whole, meta, urls, versions))
     return whole
+
+
+def _stored(
+    urls: list[str], versions: list[Stamp], meta: Mapping[str, Any], options: Options, *, kept: bool
+) -> ShardScan | None:
+    """From this machine, else from beside remote shards, and then from this machine the next time."""
+    for path in manifest_paths(urls) if kept else ():
+        stored = load(path, meta, urls, versions)
+        if stored is not None:
+            return stored
+    uploaded = _beside(urls) if len(urls) > 1 else None
+    stored = load_beside(uploaded, meta, urls, versions, options) if uploaded is not None else None
+    if stored is not None and kept:
+        store(manifest_paths(urls), to_arrays(stored, meta, urls, versions))
+    return stored
 
 
 def _tell_versions(urls: list[str], versions: list[Stamp]) -> bool:

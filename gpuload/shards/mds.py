@@ -11,6 +11,7 @@ Format: MosaicML streaming, streaming/base/format/mds/writer.py and docs "Datase
 
 from __future__ import annotations
 
+import hashlib
 import json
 import posixpath
 from collections.abc import Mapping, Sequence
@@ -25,12 +26,16 @@ from gpuload.core.refs import SAMPLE_REF
 from gpuload.shards.columns import IMAGE_NAMES, KEY_NAMES, LABEL_NAMES, as_key, looks_like_image, preferred
 from gpuload.shards.expansion import Shard
 from gpuload.shards.fields import parse_field
-from gpuload.shards.table import NO_LABEL, Finding, SampleTable, ShardScan, Strings, missing
+from gpuload.shards.table import NO_LABEL, Finding, SampleTable, ShardScan, Strings, as_label, missing
 from gpuload.shards.tar import LOCAL_WINDOW_BYTES, REMOTE_WINDOW_BYTES
 from gpuload.shards.tar_headers import Window
-from gpuload.shards.urls import Options, read_optional, reading
+from gpuload.shards.urls import Options, read_optional, reading, stamp
 
 INDEX = "index.json"
+PIECE_BYTES = 8 << 20
+HASHES = frozenset(kind for kind in hashlib.algorithms_guaranteed if not kind.startswith("shake"))
+"""Those of MosaicML's writer that need no other package: its xxhash ones do."""
+
 REWRITE = "Write it again, or pass on_error='skip' to use the samples that are whole"
 
 ENCODED = ("jpeg", "png", "jpeg_array", "jpegarray", "bytes")
@@ -45,17 +50,50 @@ def shards_in_index(folder: str, options: Options) -> list[str] | None:
     Raises ShardError for names that lead out of the folder.
     """
     url = f"{folder.rstrip('/')}/{INDEX}"
-    text = read_optional(url, options)
-    try:
-        index = json.loads(text or b"null")
-        entries = [entry for entry in index["shards"] if entry.get("format") == "mds"]
-        names = [str((entry.get("zip_data") or entry["raw_data"])["basename"]) for entry in entries]
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return None
+    names = [file["basename"] for file in _files_in_index(url, options)]
     for name in names:
         if name.startswith("/") or ".." in name.split("/") or "://" in name:
             raise ShardError(shown(url), f"it names a shard outside of its folder: {name}", "Do not use it")
     return [f"{folder.rstrip('/')}/{posixpath.normpath(name)}" for name in names] or None
+
+
+def _files_in_index(url: str, options: Options) -> list[dict[str, Any]]:
+    """What an index.json says of each shard's file: basename, bytes, hashes; [] where it is another one, or none."""
+    text = read_optional(url, options)
+    try:
+        index = json.loads(text or b"null")
+        entries = [entry for entry in index["shards"] if entry.get("format") == "mds"]
+        files = [entry.get("zip_data") or entry["raw_data"] for entry in entries]
+        return [{**file, "basename": str(file["basename"])} for file in files]
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return []
+
+
+def wrong_hash(url: str, options: Options) -> str:
+    """What of a shard is not as the index.json beside it says, size and hashes; "" where all is, or nothing is said.
+
+    Reads all of it, for hashes of HASHES; others are not compared. Raises ShardError.
+    """
+    folder, _, name = url.rpartition("/")
+    files = _files_in_index(f"{folder}/{INDEX}" if folder else INDEX, options)
+    told = next((file for file in files if file["basename"] == name), None)
+    if told is None:
+        return ""
+    size = stamp(url, options).size
+    if told.get("bytes") not in (None, size):
+        return f"it has {size} bytes, and {INDEX} says {told['bytes']}"
+    hashes = told.get("hashes")
+    hashes = hashes if isinstance(hashes, dict) else {}
+    states = {kind: hashlib.new(kind) for kind in hashes if kind in HASHES}
+    if not states:
+        return ""
+    with reading(url, options) as read_at:
+        for begin in range(0, size, PIECE_BYTES):
+            piece = read_at(begin, min(PIECE_BYTES, size - begin))
+            for state in states.values():
+                state.update(piece)
+    wrong = [kind for kind, state in states.items() if state.hexdigest() != hashes[kind]]
+    return f"its {wrong[0]} is not the one that {INDEX} says" if wrong else ""
 
 
 def scan_mds(shard: Shard) -> ShardScan:
@@ -106,7 +144,7 @@ def _layout(shard: Shard, window: Window) -> _Layout:
         sizes = [int(size) if size else None for size in sizes]
         if not len(names) == len(encodings) == len(sizes) or min([0, *(s for s in sizes if s)]) < 0:
             raise ValueError("columns without encodings")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise ShardError(url, f"no MDS shard, or damaged: its description of columns: {error}", REWRITE) from error
     return _Layout(offsets, [str(name) for name in names], [str(encoding) for encoding in encodings], sizes)
 
@@ -135,7 +173,7 @@ def _samples(shard: Shard, window: Window, layout: _Layout) -> ShardScan:
             continue
         image = image or _image_column(shard, window, encodings, columns)
         number, name = _value(window, label, encodings, columns), _value(window, key, encodings, columns)
-        labels.append(NO_LABEL if number is None else int(number))
+        labels.append(NO_LABEL if number is None else as_label(int(number)))
         keys.append((as_key(str(name)) if name is not None else "") or f"{row:08d}")
         rows.append(row)
         for name, place in columns.items():
@@ -151,6 +189,7 @@ def _samples(shard: Shard, window: Window, layout: _Layout) -> ShardScan:
         Strings.of(keys),
         refs if image else {},
         {name: f"mds:{encodings[name]}" for name in refs} if image else {},
+        label=label or "",
     )
     return ShardScan(table, tuple(findings))
 

@@ -2,27 +2,41 @@
 
 Owns the row groups, and finding values in the file: where pages are neither compressed nor in a dictionary (what
 `datasets` writes today) an image is a range of the file; all else is expanded once. A range is used only where the
-file's bytes were compared with what pyarrow read, so that no page header has to be parsed or trusted here.
+file's bytes were compared with what pyarrow read, so that no page header has to be trusted here.
 
 Format: parquet.apache.org/docs/file-format, "Plain" encoding: uint32 length, then the bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from gpuload.core.errors import ShardError
 from gpuload.core.location import shown
-from gpuload.shards.arrow_columns import BATCH_ROWS, REWRITE, ArrowSamples, Roles, pyarrow, roles_of
+from gpuload.shards.arrow_columns import (
+    BATCH_ROWS,
+    REWRITE,
+    ArrowSamples,
+    Roles,
+    first_value,
+    no_rows,
+    pyarrow,
+    roles_of,
+)
 from gpuload.shards.expansion import Expansion, Shard, expansion
 from gpuload.shards.range_file import BLOCK_BYTES, RangeFile
 from gpuload.shards.table import Finding, ShardScan, missing
 from gpuload.shards.urls import reading
 
 MAGIC = b"PAR1"
+DICTIONARY_PAGE = b"\x15\x04\x15"
+"""A page header begins so, before the page's size: Thrift's compact protocol, fields 1 (2, a dictionary) and 2."""
+
+REPEATED_BYTES = 64 << 20
+"""Memory for values that rows repeat: a dictionary of a few KB may hold one of 15 MB, and each row name it."""
+
 SEARCH_BYTES = 1 << 20
 """How far behind one value the next may begin: a page's header and levels, and two images in its statistics."""
 
@@ -36,24 +50,27 @@ def scan_parquet(shard: Shard) -> ShardScan:
         try:
             settings = {"buffer_size": BLOCK_BYTES, "pre_buffer": False, "page_checksum_verification": True}
             parquet = pa.parquet.ParquetFile(file, **settings)
-        except (pa.ArrowException, OSError) as error:
+        except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
             cure = "Write it again: a Parquet file's directory stands at its end"
             raise ShardError(url, f"no Parquet file, or cut off: {str(error).rstrip('.')}", cure) from error
-        schema = parquet.schema_arrow
-        roles = roles_of(shard.url, schema, lambda name: _first(pa, parquet, name))
+        schema, groups = parquet.schema_arrow, [parquet.metadata.row_group(n) for n in range(parquet.num_row_groups)]
+        expanded.check(sum(group.total_byte_size for group in groups))
+        if not parquet.metadata.num_rows:
+            return no_rows(shard)
+        roles = roles_of(shard.url, schema, lambda name: _first(pa, parquet, name, file))
         files = [shard.file, expanded.path]
         samples = ArrowSamples(shard, roles, expanded, lambda: files if expanded.used else files[:1])
         row = 0
-        for number in range(parquet.num_row_groups):
-            group = parquet.metadata.row_group(number)
-            expanded.check(group.total_byte_size)
-            places = _Places(file, expanded, group, roles)
+        for number, group in enumerate(groups):
             end = row + group.num_rows
             try:
-                for batch in parquet.iter_batches(BATCH_ROWS, row_groups=[number], use_threads=False):
+                columns = _columns(parquet, number)
+                places = _Places(file, expanded, columns, roles)
+                rows = _rows_at_once(file, columns)
+                for batch in parquet.iter_batches(rows, row_groups=[number], use_threads=False):
                     samples.add(batch, places, first_row=row)
                     row += len(batch)
-            except (pa.ArrowException, OSError) as error:
+            except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
                 problem = f"rows {row} to {end - 1} cannot be read: {error}"
                 findings.append(Finding(shard.url, "", problem, REWRITE))
             row = end
@@ -63,9 +80,9 @@ def scan_parquet(shard: Shard) -> ShardScan:
 class _Places:
     """Where a row group's values lie: images in the file if they are found there, the rest in the expansion."""
 
-    def __init__(self, file: RangeFile, expanded: Expansion, group: Any, roles: Roles):
+    def __init__(self, file: RangeFile, expanded: Expansion, columns: list[Any], roles: Roles):
         self._file, self._expanded = file, expanded
-        self._at, self._end = _plain_pages(group, f"{roles.image}.bytes" if roles.nested else roles.image)
+        self._at, self._end = _plain_pages(columns, f"{roles.image}.bytes" if roles.nested else roles.image)
 
     def __call__(self, values: Any, images: bool) -> np.ndarray:
         refs = missing(len(values))
@@ -89,23 +106,56 @@ class _Places:
         return start
 
 
-def _plain_pages(group: Any, path: str) -> tuple[int, int]:
+def _columns(parquet: Any, number: int) -> list[Any]:
+    """What a row group's columns are described as. A row is read first: there pyarrow makes errors of descriptions
+    that are damaged, which end the process where they are asked for."""
+    next(parquet.iter_batches(1, row_groups=[number], use_threads=False), None)
+    group = parquet.metadata.row_group(number)
+    return [group.column(place) for place in range(group.num_columns)]
+
+
+def _plain_pages(columns: list[Any], path: str) -> tuple[int, int]:
     """The bytes of the file in which a column's values may lie as they are; none where they are compressed."""
-    for number in range(group.num_columns):
-        column = group.column(number)
+    for column in columns:
         if column.path_in_schema == path and column.compression == "UNCOMPRESSED":
-            start = column.data_page_offset
-            if column.dictionary_page_offset:
-                start = min(start, column.dictionary_page_offset)
+            start = _first_page(column)
             return start, start + column.total_compressed_size
     return 0, 0
 
 
-def _first(pa: Any, parquet: Any, name: str) -> Any:
-    """The first value of a column that is not null, among those of its first rows."""
+def _first_page(column: Any) -> int:
+    start = int(column.data_page_offset)
+    return min(start, column.dictionary_page_offset) if column.dictionary_page_offset else start
+
+
+def _rows_at_once(file: RangeFile, columns: list[Any]) -> int:
+    """How many rows of a group with these columns may be asked for, however often they repeat a value."""
+    longest = sum(_longest_repeated(file, column) for column in columns if column.physical_type == "BYTE_ARRAY")
+    return min(BATCH_ROWS, max(1, REPEATED_BYTES // max(1, longest)))
+
+
+def _longest_repeated(file: RangeFile, column: Any) -> int:
+    """Bytes that no value is longer than, where pages do not hold each row's own; else 0."""
+    head = file.pread(_first_page(column), len(DICTIONARY_PAGE) + 5)
+    if head.startswith(DICTIONARY_PAGE):
+        size = 0
+        for place, byte in enumerate(head[len(DICTIONARY_PAGE) :]):
+            size |= (byte & 0x7F) << 7 * place
+            if byte < 0x80:
+                return size >> 1  # zigzag
+    shares = any("DICTIONARY" in encoding or encoding == "DELTA_BYTE_ARRAY" for encoding in column.encodings)
+    return int(column.total_uncompressed_size) if shares else 0
+
+
+def _first(pa: Any, parquet: Any, name: str, file: RangeFile) -> Any:
+    """The first value of a column that is not null; None also where what comes before it is damaged."""
     try:
-        batches: Iterator[Any] = parquet.iter_batches(BATCH_ROWS, columns=[name], use_threads=False)
-        values = next(batches, None)
-        return next((value for value in values.column(0).to_pylist() if value is not None), None) if values else None
+        for number in range(parquet.num_row_groups):
+            rows = _rows_at_once(file, _columns(parquet, number))
+            for batch in parquet.iter_batches(rows, row_groups=[number], columns=[name], use_threads=False):
+                value = first_value(pa, batch.column(0))
+                if value is not None:
+                    return value
+        return None
     except (pa.ArrowException, OSError):
         return None

@@ -15,7 +15,7 @@ from gpuload.core.location import is_local, shown
 from gpuload.core.refs import SAMPLE_REF
 from gpuload.shards.expansion import Shard
 from gpuload.shards.folder import is_image
-from gpuload.shards.table import NO_LABEL, Finding, SampleTable, ShardScan, Strings, missing
+from gpuload.shards.table import NO_LABEL, Finding, SampleTable, ShardScan, Strings, as_label, missing
 from gpuload.shards.tar_headers import Damage, Member, Window, looks_like_tar, scan
 from gpuload.shards.urls import reading
 
@@ -77,8 +77,11 @@ class _Samples:
     def add(self, item: Member | Damage) -> None:
         named = split_name(item.name)
         if isinstance(item, Damage):
-            finding = Finding(self._url, named[0] if named else "", item.problem, REPACK)
+            cure = "" if item.note else REPACK
+            finding = Finding(self._url, named[0] if named else "", item.problem, cure, item.note)
             self._findings.append(finding)
+            if item.note:
+                return
             if named:
                 self._lost[named[0]] = finding
             else:  # of the member before it or of the one behind it
@@ -120,17 +123,17 @@ class _Samples:
                 has = ", ".join(name for name in members if members[name]["length"][row] >= 0)
                 self._findings.append(Finding(self._url, key, f"a sample without an image (it has {has})", REPACK))
         labels = np.array(self._labels, np.int64)
-        table = SampleTable(Strings.of([self._file]), images, labels, Strings.of(self._rows), members)
+        own = LABEL[1:] if LABEL[1:] in members else ""
+        table = SampleTable(Strings.of([self._file]), images, labels, Strings.of(self._rows), members, label=own)
         return ShardScan(table if keep.all() else table.keep(keep), tuple(self._findings))
 
 
 def parse_label(text: bytes) -> int:
     """The class number in a `.cls` member; NO_LABEL where it holds no integer that fits."""
     try:
-        value = int(text)
+        return as_label(int(text))
     except ValueError:
         return NO_LABEL
-    return value if NO_LABEL < value < 2**63 else NO_LABEL
 
 
 def _column(n: int, entries: dict[int, tuple[int, int]]) -> np.ndarray:

@@ -22,6 +22,10 @@ PAX, PAX_GLOBAL, GNU_LONG_NAME, GNU_LONG_LINK = b"x"[0], b"g"[0], b"L"[0], b"K"[
 MAX_EXTENSION_BYTES = 1 << 20
 """A PAX header or long name beyond this is damage: the longest path that Linux knows is 4096 bytes."""
 
+RECORD_BYTES = 20 * BLOCK
+MAX_END_BYTES = 1 << 20
+"""Zeros beyond this are a file that was not written to its end: the records of some tapes have 1 MiB, none more."""
+
 RESYNC_BYTES = 1 << 20
 
 
@@ -37,11 +41,12 @@ class Member:
 
 @dataclass(frozen=True)
 class Damage:
-    """Bytes that are no tar. at: where. name: the member they belong to, where that is known."""
+    """Bytes that are no tar. at: where. name: the member they belong to, where that is known. note: nothing is lost."""
 
     at: int
     problem: str
     name: str = ""
+    note: bool = False
 
 
 class Window:
@@ -53,6 +58,8 @@ class Window:
 
     def read(self, offset: int, length: int) -> bytes:
         begin = offset - self._start
+        if not length:
+            return b""  # also at the file's end, where servers refuse to be asked
         if begin < 0 or begin + length > len(self._bytes):
             self._bytes = self._read_at(offset, max(length, self._window_bytes))
             self._start, begin = offset, 0
@@ -72,7 +79,7 @@ def scan(window: Window, size: int, *, head_suffix: str, head_bytes: int) -> Ite
 
     The first `head_bytes` of members whose name ends with `head_suffix` (lower case) come along.
     """
-    offset, ended = 0, False
+    begin, offset, ended, nameless = 0, 0, False, False
     extended: dict[str, str] = {}
     everywhere: dict[str, str] = {}
     seen: dict[str, tuple[int, int]] = {}
@@ -82,14 +89,16 @@ def scan(window: Window, size: int, *, head_suffix: str, head_bytes: int) -> Ite
             yield Damage(offset, f"cut off inside a header at byte {offset + len(block)}")
             return
         if block.count(0) == BLOCK:
-            ended, offset = True, offset + BLOCK
+            end = _end(window, begin, offset, size)
+            if end.damage is not None:
+                yield end.damage
+            begin = offset = end.resume
+            extended, ended, nameless = {}, True, False
             continue
         header = _parse(block)
         if header is None:
-            if ended:  # bytes after the end of the archive: tape blocks of some writers, nobody's members
-                return
             yield Damage(offset, f"damaged header at byte {offset}")
-            offset, extended = _next_header(window, offset + BLOCK, size), {}
+            offset, extended, nameless = _next_header(window, offset + BLOCK, size), {}, False
             continue
         ended = False
         data, length = offset + BLOCK, header.length
@@ -97,12 +106,19 @@ def scan(window: Window, size: int, *, head_suffix: str, head_bytes: int) -> Ite
             if length > MAX_EXTENSION_BYTES or data + length > size:
                 yield Damage(offset, f"cut off, or damaged, in an extended header at byte {offset}")
                 return
-            _extend(header.kind, window.read(data, length), extended, everywhere)
+            try:
+                _extend(header.kind, window.read(data, length), extended, everywhere)
+            except ValueError:
+                yield Damage(offset, f"damaged extended header at byte {offset}")
+                nameless = header.kind != PAX_GLOBAL
             offset = data + _padded(length)
             continue
         options, extended = {**everywhere, **extended}, {}
+        if nameless:  # what its name was cut to may be another's
+            offset, nameless = _next_header(window, data + _padded(length), size), False
+            continue
         name = _clean(options.get("path", header.name))
-        if header.kind in REGULAR and not header.name.endswith("/"):
+        if header.kind in REGULAR and not name.endswith("/"):  # by which V7 tells folders; a header's may be cut there
             if options.get("size", "").isdigit():  # PAX, for what 11 octal digits cannot say
                 length = int(options["size"])
             if data + length > size:
@@ -129,6 +145,36 @@ def scan(window: Window, size: int, *, head_suffix: str, head_bytes: int) -> Ite
         offset = data + (0 if header.kind in WITHOUT_DATA else _padded(length))
     if not ended:
         yield Damage(size, f"it ends at byte {size} without the archive's end mark: members after it may be lost")
+
+
+@dataclass(frozen=True)
+class _End:
+    """Blocks of zeros. resume: where the next header lies, or the archive's size. damage: what does not fit an end."""
+
+    resume: int
+    damage: Damage | None = None
+
+
+def _end(window: Window, begin: int, zeros: int, size: int) -> _End:
+    """What the zeros at byte `zeros` are, of an archive that begins at `begin`.
+
+    An archive ends with two blocks of them, or with as many as fill its last record. Another archive may be joined to
+    it, and tapes have rests of older ones behind it. All other zeros are what was lost: a sector, a page, or all that
+    a copy had not reached.
+    """
+    offset = zeros
+    while offset < size and not any(window.read(offset, BLOCK)):
+        offset = min(offset + BLOCK, size)
+    joined = offset < size and looks_like_tar(window.read(offset, BLOCK))
+    resume = offset if joined else _next_header(window, offset, size)
+    whole = offset - zeros == 2 * BLOCK or (offset - begin) % RECORD_BYTES == 0
+    lone = offset == zeros + BLOCK < size
+    if lone or (joined and not whole) or offset < resume < size or offset - zeros > MAX_END_BYTES:
+        problem = f"{offset - zeros} bytes of zeros at byte {zeros}, where a header should be"
+        return _End(resume, Damage(zeros, problem))
+    if resume > offset:
+        return _End(resume, Damage(offset, f"{size - offset} bytes after the archive's end are left out", note=True))
+    return _End(resume)
 
 
 def looks_like_tar(block: bytes) -> bool:
@@ -177,6 +223,9 @@ def _padded(length: int) -> int:
 
 
 def _extend(kind: int, data: bytes, extended: dict[str, str], everywhere: dict[str, str]) -> None:
+    """Raises ValueError for what is no extension, such as zeros."""
+    if data[:1] == b"\0":
+        raise ValueError("zeros")
     if kind == GNU_LONG_NAME:
         extended["path"] = _text(data)
     elif kind == GNU_LONG_LINK:
@@ -186,11 +235,11 @@ def _extend(kind: int, data: bytes, extended: dict[str, str], everywhere: dict[s
 
 
 def _records(data: bytes) -> Iterator[tuple[str, str]]:
-    """PAX records: "length keyword=value\\n", the length counting itself."""
+    """PAX records: "length keyword=value\\n", the length counting itself. Raises ValueError for anything else."""
     while data and data[0]:
-        digits, _, _ = data.partition(b" ")
-        if not digits.isdigit() or not 0 < int(digits) <= len(data):
-            return
+        digits, _, _ = data[:20].partition(b" ")
+        if not digits.isdigit() or not 0 < int(digits) <= len(data) or data[int(digits) - 1] != 0x0A:
+            raise ValueError("no PAX record")
         keyword, _, value = data[len(digits) + 1 : int(digits) - 1].partition(b"=")
         yield keyword.decode("utf-8", "surrogateescape"), value.decode("utf-8", "surrogateescape")
         data = data[int(digits) :]

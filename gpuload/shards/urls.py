@@ -12,13 +12,14 @@ import glob
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
 from gpuload.core.errors import ConfigError, ShardError
-from gpuload.core.location import is_local, local_path, shown
-from gpuload.core.retry import ATTEMPTS, BACKOFF_S, backoff_s, is_transient
+from gpuload.core.file_systems import file_system_of
+from gpuload.core.location import bare, is_local, local_path, shown, tells_secret
+from gpuload.core.retry import ATTEMPTS, BACKOFF_S, TIMEOUT_S, backoff_s, is_denied, is_transient, status_of
 from gpuload.core.stamp import Stamp, stamp_of
 from gpuload.core.threads import ask_all
 
@@ -39,13 +40,25 @@ _NUMBERS = re.compile(r"(\d+)\.\.(\d+)$")
 
 def filesystem(url: str, options: Options) -> tuple[Any, str]:
     """(fsspec file system, path in it) of a URL. Raises ShardError where the protocol is not known or installed."""
-    from fsspec.core import url_to_fs
-
     try:
-        return url_to_fs(url, **options)
+        system, path = file_system_of(url, _with_time_out(url, options))
+        system.invalidate_cache()  # it keeps what it was told, and files may be others now
+        return system, path
     except (ImportError, ValueError) as error:
-        problem = f"fsspec cannot open it: {shown(str(error))}"
-        raise ShardError(shown(url), problem, "Install the package it names") from error
+        problem = f"fsspec cannot open it: {shown(str(error), of=url)}"
+        cause = None if tells_secret(error, of=url) else error
+        raise ShardError(shown(url), problem, "Install the package it names") from cause
+
+
+def _with_time_out(url: str, options: Options) -> Options:
+    """aiohttp waits for 5 minutes for an answer however much comes of it: here for a silence, unless the user says."""
+    given = options.get("client_kwargs") or {}
+    if not is_http(url) or "timeout" in given:
+        return options
+    import aiohttp
+
+    silence = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S, sock_read=TIMEOUT_S)
+    return {**options, "client_kwargs": {**given, "timeout": silence}}
 
 
 def asked(url: str, options: Options, question: Callable[[Any, str], T]) -> T:
@@ -61,7 +74,7 @@ def asked(url: str, options: Options, question: Callable[[Any, str], T]) -> T:
         except Exception as error:  # any library's
             if attempt == ATTEMPTS - 1 or not is_transient(_told(error)):
                 # A cause that quotes a signed URL would print it in every traceback.
-                raise _unusable(url, error) from (error if shown(str(error)) == str(error) else None)
+                raise _unusable(url, error) from (None if tells_secret(error, of=url) else error)
         time.sleep(backoff_s(attempt, first_s=BACKOFF_S))
     raise AssertionError("the last attempt returns or raises")
 
@@ -77,26 +90,20 @@ def _told(error: Exception) -> Exception:
 
 def _is_missing(error: Exception) -> bool:
     number = getattr(error, "errno", None)  # smbprotocol's OSErrors are of its own class
-    return (
-        isinstance(error, FileNotFoundError) or number == errno.ENOENT or getattr(error, "status", None) in (404, 410)
-    )
-
-
-def _is_denied(error: Exception) -> bool:
-    denied = isinstance(error, PermissionError) or getattr(error, "errno", None) in (errno.EACCES, errno.EPERM)
-    return denied or getattr(error, "status", None) in (401, 403)
+    return isinstance(error, FileNotFoundError) or number == errno.ENOENT or status_of(error) in (404, 410)
 
 
 def _unusable(url: str, error: Exception) -> ShardError:
     told = _told(error)
     status = getattr(told, "status", None)
-    text = f"{status} {getattr(told, 'message', '')}".strip() if isinstance(status, int) else shown(str(told))
+    text = f"{status} {getattr(told, 'message', '')}".strip() if isinstance(status, int) else str(told)
+    text = shown(text, of=url).rstrip(".")
     reason = text if isinstance(told, OSError) or isinstance(status, int) else f"{type(told).__name__}: {text}"
     if _is_missing(told):
         return ShardError(shown(url), "it does not exist", "Check the path")
     if is_local(url):
         return ShardError(url, f"it cannot be read: {reason}", "Check its permissions and the storage")
-    if _is_denied(told):
+    if is_denied(told):
         cure = "Check its permissions, or pass credentials in storage_options="
         return ShardError(shown(url), f"access is denied: {reason}", cure)
     tried = f" ({ATTEMPTS} attempts)" if is_transient(told) else ""
@@ -120,6 +127,9 @@ def _expand_one(pattern: str, options: Options) -> list[str]:
     if is_local(pattern):
         pattern = os.path.expanduser(local_path(pattern))
         if os.path.lexists(pattern):  # a name that only looks like a pattern
+            return [pattern]
+    elif not is_http(pattern) and any(c in pattern for c in "*?[{"):
+        if asked(pattern, options, lambda system, path: bool(system.exists(path))):
             return [pattern]
     found: list[str] = []
     for url in braces(pattern):
@@ -195,10 +205,12 @@ def is_http(url: str) -> bool:
 def is_folder(url: str, options: Options) -> bool:
     if is_local(url):
         return os.path.isdir(url)
-    return url.endswith("/") or asked(url, options, lambda system, path: bool(system.isdir(path)))
+    if bare(url).endswith("/") or is_http(url):  # asked for a folder over HTTP, fsspec downloads whatever it is
+        return bare(url).endswith("/")
+    return asked(url, options, lambda system, path: bool(system.isdir(path)))
 
 
-def stamps(urls: list[str], options: Options, *, failed: list[ShardError] | None = None) -> list[Stamp | None]:
+def stamps(urls: Sequence[str], options: Options, *, failed: list[ShardError] | None = None) -> list[Stamp | None]:
     """One a URL, in order. Raises ShardError for a file that is not there or may not be read.
 
     With `failed`, the error is put there instead, and None in the stamp's place.
@@ -225,7 +237,7 @@ def stamps(urls: list[str], options: Options, *, failed: list[ShardError] | None
     return found
 
 
-def _listed_stamps(urls: list[str], options: Options) -> dict[str, Stamp]:
+def _listed_stamps(urls: Sequence[str], options: Options) -> dict[str, Stamp]:
     """What listings of their folders tell of files, one request a folder instead of one a file. HTTP lists no sizes."""
     folders: dict[str, dict[str, str]] = {}
     for url in urls:
@@ -234,7 +246,6 @@ def _listed_stamps(urls: list[str], options: Options) -> dict[str, Stamp]:
             folders.setdefault(folder, {})[name] = url
 
     def listing(system: Any, path: str) -> list[dict[str, Any]]:
-        system.invalidate_cache(path)  # file systems keep what they were told, and a shard may be another one now
         return system.ls(path, detail=True)
 
     found = {}
@@ -303,7 +314,7 @@ def read_optional(url: str, options: Options) -> bytes | None:
             return system.cat_file(path)
         except Exception as error:  # any library's: told apart here, worded in `asked`
             told = _told(error)
-            if _is_missing(told) or _is_denied(told):
+            if _is_missing(told) or is_denied(told):
                 return None
             raise
 

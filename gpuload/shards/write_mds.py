@@ -12,14 +12,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from gpuload.core.errors import ConfigError
 from gpuload.shards.columns import IMAGE_NAMES, KEY_NAMES, LABEL_NAMES
 from gpuload.shards.table import Strings
-from gpuload.shards.write_samples import Field, Sample, Schema, stored_bytes
+from gpuload.shards.write_samples import Field, Output, Sample, Schema, stored_bytes
 
 IMAGE, LABEL, KEY = IMAGE_NAMES[1], LABEL_NAMES[1], KEY_NAMES[0]
 MOST_BYTES = 2**32 - 1
@@ -37,14 +37,15 @@ class MdsWriter:
     notes: tuple[str, ...] = ()
 
     def __init__(self, schema: Schema):
+        schema.require_numbers("MDS")
         self._schema = schema
         # None: the image, the label and the key, which are no fields
         self.columns: dict[str, tuple[str, Field | None]] = {KEY: ("str", None)}
         self.columns[IMAGE] = ("png" if schema.image == "png" else "jpeg"), None
         if schema.label:
-            self.columns[LABEL] = "int", None
-        taken = dict(self.columns)
-        self.columns |= {_free(f.name, taken): (_encoding(f), f) for f in schema.fields}
+            self.columns[LABEL] = "json" if schema.unlabelled else "int", None
+        names = schema.names(self.columns)
+        self.columns |= {name: (_encoding(f), f) for name, f in zip(names, schema.fields, strict=True)}
         self._config = json.dumps(self.described(), sort_keys=True).encode()
         self.overhead_bytes = 8 + len(self._config)
 
@@ -75,12 +76,12 @@ class MdsWriter:
     def sample_bytes(self, keys: Strings, images: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         return stored_bytes(images, fields, per_value=4) + np.diff(keys.bounds) + 16
 
-    def open(self, file: BinaryIO, samples: int) -> _MdsFile:
+    def open(self, file: Output, samples: int) -> _MdsFile:
         return _MdsFile(file, samples, self._schema, self.columns, self._config)
 
 
 class _MdsFile:
-    def __init__(self, file: BinaryIO, samples: int, schema: Schema, columns: Mapping[str, Any], config: bytes):
+    def __init__(self, file: Output, samples: int, schema: Schema, columns: Mapping[str, Any], config: bytes):
         self._file, self._columns = file, [(name, *columns[name]) for name in sorted(columns)]
         self._places = {field.name: place for place, field in enumerate(schema.fields)}
         self._offsets = [4 + 4 * (samples + 1) + len(config)]
@@ -95,6 +96,8 @@ class _MdsFile:
                 contents.append(sample.image)
             elif name == KEY:
                 contents.append(sample.key.encode("utf-8", "surrogateescape"))
+            elif encoding == "json":
+                contents.append(json.dumps(sample.label).encode())
             else:
                 contents.append(np.array(sample.label, np.int64).tobytes())
         told = [len(c) for c, (_, encoding, _) in zip(contents, self._columns, strict=True) if _size(encoding) is None]
@@ -114,10 +117,6 @@ class _MdsFile:
     def finish(self) -> None:
         self._file.seek(4)
         self._file.write(np.array(self._offsets, "<u4").tobytes())
-
-
-def _free(name: str, taken: Mapping[str, Any]) -> str:
-    return f"{name}_" if name in taken else name
 
 
 def _encoding(field: Field) -> str:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from gpuload.shards.arrow_columns import pyarrow
 from gpuload.shards.columns import IMAGE_NAMES, KEY_NAMES, LABEL_NAMES
 from gpuload.shards.table import Strings
-from gpuload.shards.write_samples import Field, Sample, Schema, stored_bytes
+from gpuload.shards.write_samples import Field, Output, Sample, Schema, stored_bytes
 
 IMAGE, LABEL, KEY = IMAGE_NAMES[1], LABEL_NAMES[1], KEY_NAMES[0]
 GROUP_ROWS, GROUP_BYTES = 100, 64 << 20
@@ -33,11 +33,11 @@ class ParquetWriter:
     overhead_bytes = 4 << 10
 
     def __init__(self, schema: Schema):
+        schema.require_numbers("Parquet")
         self._arrow = pyarrow("a Parquet file")
         self._schema = schema
         self.notes = tuple(f"{f.name}: Parquet keeps it as JSON text" for f in schema.fields if f.kind == "json")
-        taken = {IMAGE, LABEL, KEY}
-        names = [f"{f.name}_" if f.name in taken else f.name for f in schema.fields]
+        names = schema.names([IMAGE, KEY, *([LABEL] if schema.label else [])])
         pa = self._arrow
         columns = [pa.field(IMAGE, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))]
         features: dict[str, Any] = {IMAGE: {"_type": "Image"}}
@@ -61,13 +61,14 @@ class ParquetWriter:
     def sample_bytes(self, keys: Strings, images: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         return stored_bytes(images, fields, per_value=4) + np.diff(keys.bounds) + 16
 
-    def open(self, file: BinaryIO, samples: int) -> _ParquetFile:
+    def open(self, file: Output, samples: int) -> _ParquetFile:
         return _ParquetFile(self._arrow, file, self._schema, self.arrow_schema)
 
 
 class _ParquetFile:
-    def __init__(self, pa: Any, file: BinaryIO, schema: Schema, arrow_schema: Any):
+    def __init__(self, pa: Any, file: Output, schema: Schema, arrow_schema: Any):
         self._arrow, self._fields, self._arrow_schema = pa, schema.fields, arrow_schema
+        self._label = schema.label
         # Statistics of images would be two whole images in each row group.
         self._parquet = pa.parquet.ParquetWriter(
             file, arrow_schema, compression="none", use_dictionary=False, write_statistics=[LABEL, KEY]
@@ -77,7 +78,7 @@ class _ParquetFile:
 
     def add(self, sample: Sample) -> int:
         self._images.append(bytes(sample.image))
-        values: list[Any] = [] if sample.label is None else [sample.label]
+        values: list[Any] = [sample.label] if self._label else []
         values += [sample.key.encode("utf-8", "surrogateescape").decode("utf-8", "replace")]
         values += [_value(field, data) for field, data in zip(self._fields, sample.values, strict=True)]
         for column, value in zip(self._columns, values, strict=True):

@@ -7,16 +7,21 @@ as the target does.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, BinaryIO, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
+from gpuload.core.errors import ConfigError
 from gpuload.shards.columns import preferred
 from gpuload.shards.fields import PICKLED, parse_field
 from gpuload.shards.table import Strings
+
+NUMBERS = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+"""NumPy's names of the numbers that every format has, if need be as wider ones."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Field:
         if self.encoding == PICKLED:
             return bytes(data)  # never opened here
         value = parse_field(self.name, self.encoding, bytes(data))
+        if isinstance(value, np.ndarray):
+            value = value.astype(_native(value.dtype), copy=False)
         if self.kind == "json":
             return _texts(value)
         if self.kind == "array" and isinstance(value, list) and not value:
@@ -68,10 +75,15 @@ def _described(value: Any) -> tuple[str, str, int]:
     if isinstance(value, (str, Decimal)):
         return "str", "", 0
     if isinstance(value, np.ndarray):
-        return "array", str(value.dtype), value.ndim
+        return "array", str(_native(value.dtype)), value.ndim
     if isinstance(value, (bool, int, float, np.generic)):
         return "number", str(np.asarray(value).dtype), 0
     return "json", "", 0
+
+
+def _native(dtype: np.dtype) -> np.dtype:
+    """The same type in this machine's byte order, in which readers of other formats get it."""
+    return dtype.newbyteorder("=")
 
 
 def _texts(value: Any) -> Any:
@@ -81,15 +93,34 @@ def _texts(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Schema:
-    """fields: in the order of `Sample.values`. label: whether each sample has one. classes: their names, where known.
+    """fields: in the order of `Sample.values`. label: whether samples have one. classes: their names, where known.
 
-    image: the extension of the first image.
+    image: the extension of the first image. unlabelled: some samples have no label.
     """
 
     fields: tuple[Field, ...]
     label: bool
     classes: tuple[str, ...] | None
     image: str
+    unlabelled: bool = False
+
+    def require_numbers(self, format: str) -> None:
+        """Raises ConfigError for numbers that formats do not keep but `.npy`: complex ones, times, texts and so on."""
+        for field in self.fields:
+            if field.dtype and not NUMBERS.fullmatch(field.dtype):
+                problem = f"the field {field.name} has values of type {field.dtype}, which {format} does not keep"
+                raise ConfigError(f"{problem}. Pack to tar, or leave the field out of the source")
+
+    def names(self, taken: Iterable[str]) -> list[str]:
+        """What the fields are called beside columns of these names: as they are, "_" behind those that are taken."""
+        used, found = {*taken}, []
+        for field in self.fields:
+            name = field.name
+            while name in used:
+                name += "_"
+            used.add(name)
+            found.append(name)
+        return found
 
     def free(self, name: str, others: tuple[str, ...], instead: str) -> str:
         """`name`, or `instead` where a field is called like one of `others`, which readers would take for it."""
@@ -105,6 +136,14 @@ class Sample:
     image: memoryview
     extension: str
     values: tuple[memoryview | None, ...]
+
+
+class Output(Protocol):
+    """Where a shard's bytes go. Bytes and memoryviews may be kept by reference for a while: they must not change."""
+
+    def write(self, data: Any, /) -> Any: ...
+
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
 
 
 class ShardFile(Protocol):
@@ -128,7 +167,7 @@ class Writer(Protocol):
         """int64 (n,): about what each sample takes. images, fields: int64 (n,), stored bytes, negative for none."""
         ...
 
-    def open(self, file: BinaryIO, samples: int) -> ShardFile:
+    def open(self, file: Output, samples: int) -> ShardFile:
         """A shard of so many samples into an empty file that can seek. Any thread."""
         ...
 

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import tarfile
 from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 
 from gpuload.shards.folder import is_image
+from gpuload.shards.keys import Names
 from gpuload.shards.table import Strings
-from gpuload.shards.write_samples import Field, Sample, Schema
+from gpuload.shards.write_samples import Field, Output, Sample, Schema
 
 BLOCK = 512
 END = b"\0" * (2 * BLOCK)
@@ -26,6 +26,9 @@ USTAR_NAME_BYTES = 100
 USTAR_FILE_BYTES = 8**11
 NAME, SIZE, CHECKSUM = slice(0, 100), slice(124, 136), slice(148, 156)
 """Fields of a USTAR header that differ from member to member. Format: pax(1), "ustar Interchange Format"."""
+
+READ_BY_NAME = ("cls", "json", "npy", "txt")
+"""Extensions of members that are read as more than bytes, see fields.py."""
 
 ENDINGS = {"bytes": "", "str": ".txt", "json": ".json", "number": ".json", "array": ".npy"}
 
@@ -82,23 +85,14 @@ def sample_bytes(keys: Strings, lengths: Mapping[str, np.ndarray]) -> np.ndarray
 
 
 def unique_keys(keys: Iterable[str]) -> Strings:
-    """Keys that survive a tar of samples: no dot in the base name, which would end the key there, and none twice.
+    """Keys that survive a tar of samples: no dot in the base name, which would end the key there, no NUL, none twice.
 
     >>> list(unique_keys(["a/x.y", "a/x_y", "b/x_y"]))
     ['a/x_y', 'a/x_y-2', 'b/x_y']
     """
-    taken: set[str] = set()
-    found = []
-    for key in keys:
-        folder, base = os.path.split(key)
-        key = wanted = os.path.join(folder, base.replace(".", "_"))
-        number = 1
-        while key in taken:
-            number += 1
-            key = f"{wanted}-{number}"
-        taken.add(key)
-        found.append(key)
-    return Strings.of(found)
+    names = Names()
+    parts = (key.replace("\0", "_").rpartition("/") for key in keys)
+    return Strings.of(names.free(f"{folder}{slash}{base.replace('.', '_')}") for folder, slash, base in parts)
 
 
 def extensions(fields: Iterable[Field], *, label: bool) -> list[str]:
@@ -108,9 +102,11 @@ def extensions(fields: Iterable[Field], *, label: bool) -> list[str]:
     for field in fields:
         name = field.name
         if field.encoding:
-            name = name.lower().replace("/", "_").strip(".") or "field"
+            name = name.lower().replace("/", "_").replace("\0", "_").strip(".") or "field"
             name = name if name.endswith(ENDINGS[field.kind]) else name + ENDINGS[field.kind]
-            name = f"{name}.bin" if is_image(f".{name}") else name  # readers might take it for the sample's image
+            is_bytes = field.kind == "bytes"
+            if is_image(f".{name}") or (is_bytes and name.rpartition(".")[2] in READ_BY_NAME):
+                name = f"{name}.bin"  # readers might take it for the sample's image, or for what bytes are not
         stem, number = name, 1
         while name in taken:
             number += 1
@@ -138,12 +134,12 @@ class TarWriter:
             lengths["cls"] = np.ones(len(keys), np.int64)
         return sample_bytes(keys, lengths)
 
-    def open(self, file: BinaryIO, samples: int) -> _TarFile:
+    def open(self, file: Output, samples: int) -> _TarFile:
         return _TarFile(file, self._schema, self._extensions)
 
 
 class _TarFile:
-    def __init__(self, file: BinaryIO, schema: Schema, names: list[str]):
+    def __init__(self, file: Output, schema: Schema, names: list[str]):
         self._file, self._at = file, 0
         self._fields = list(zip(schema.fields, names, strict=True))
 
@@ -154,17 +150,22 @@ class _TarFile:
         for (field, name), data in zip(self._fields, sample.values, strict=True):
             if data is not None:
                 members.append((name, data if not field.encoding else _content(field, data)))
-        start = -1
+        start, around = -1, list[Any]()  # few pieces to write: all between two images is one
         for name, content in sorted(members, key=lambda member: member[0]):
-            head = header(f"{sample.key}.{name}", len(content))
+            around.append(header(f"{sample.key}.{name}", len(content)))
             if content is sample.image:
-                start = self._at + len(head)
-            tail = padding(len(content))
-            self._file.write(head)
-            self._file.write(content)
-            self._file.write(tail)
-            self._at += len(head) + len(content) + len(tail)
+                self._write(b"".join(around))
+                start, around = self._at, []
+                self._write(content)
+            else:
+                around.append(content)
+            around.append(padding(len(content)))
+        self._write(b"".join(around))
         return start
+
+    def _write(self, data: Any) -> None:
+        self._file.write(data)
+        self._at += len(data)
 
     def finish(self) -> None:
         self._file.write(END)

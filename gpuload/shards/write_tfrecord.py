@@ -11,14 +11,14 @@ Formats: tensorflow/core/lib/io/record_writer.h; tensorflow/core/example/{exampl
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from gpuload.shards.columns import IMAGE_NAMES, KEY_NAMES, LABEL_NAMES
 from gpuload.shards.table import Strings
-from gpuload.shards.write_samples import Field, Sample, Schema, stored_bytes
+from gpuload.shards.write_samples import Field, Output, Sample, Schema, stored_bytes
 
 IMAGE, LABEL = IMAGE_NAMES[0], LABEL_NAMES[0]
 KEY, SURE_KEY = "image/filename", KEY_NAMES[0]
@@ -36,32 +36,35 @@ class TfrecordWriter:
     overhead_bytes = 0
 
     def __init__(self, schema: Schema):
+        schema.require_numbers("TFRecord")
         self._schema = schema
         self._key = schema.free(KEY, KEY_NAMES, SURE_KEY)
+        self._names = schema.names([IMAGE, self._key, *([LABEL] if schema.label else [])])
         wide = [f.name for f in schema.fields if f.dtype in ("float64", "uint64") and f.encoding not in ("tf", "tf[]")]
         self.notes = tuple(f"{name}: TFRecord keeps numbers as int64 and float32" for name in wide)
 
     def sample_bytes(self, keys: Strings, images: np.ndarray, fields: Mapping[str, np.ndarray]) -> np.ndarray:
         return stored_bytes(images, fields, per_value=FEATURE_BYTES) + np.diff(keys.bounds) + 2 * FEATURE_BYTES
 
-    def open(self, file: BinaryIO, samples: int) -> _TfrecordFile:
+    def open(self, file: Output, samples: int) -> _TfrecordFile:
         from gpuload.kernels.tfrecord import masked_crc32c  # here: the compiler takes 0.4 s to import
 
-        return _TfrecordFile(file, self._schema, self._key, masked_crc32c)
+        fields = list(zip(self._names, self._schema.fields, strict=True))
+        return _TfrecordFile(file, fields, self._key, masked_crc32c)
 
 
 class _TfrecordFile:
-    def __init__(self, file: BinaryIO, schema: Schema, key: str, masked_crc32c: Any):
-        self._file, self._schema, self._key, self._crc = file, schema, key, masked_crc32c
+    def __init__(self, file: Output, fields: Sequence[tuple[str, Field]], key: str, masked_crc32c: Any):
+        self._file, self._fields, self._key, self._crc = file, fields, key, masked_crc32c
         self._at = 0
 
     def add(self, sample: Sample) -> int:
         features = {self._key: feature(sample.key.encode("utf-8", "surrogateescape"))}
         if sample.label is not None:
             features[LABEL] = feature(np.array([sample.label], np.int64))
-        for field, stored in zip(self._schema.fields, sample.values, strict=True):
+        for (name, field), stored in zip(self._fields, sample.values, strict=True):
             if stored is not None:
-                features.update(_features(field, stored))
+                features.update(_features(name, field, stored))
         n = len(sample.image)
         before = b"".join(_entry(name, features[name]) for name in sorted(features))
         start = part(FIRST, before + _entry(IMAGE, part(FIRST, part(FIRST, b"", n), n), n), n)
@@ -109,17 +112,17 @@ def varint(value: int) -> bytes:
     return bytes(groups)
 
 
-def _features(field: Field, data: memoryview) -> Iterable[tuple[str, bytes]]:
+def _features(name: str, field: Field, data: memoryview) -> Iterable[tuple[str, bytes]]:
     if field.encoding in ("tf", "tf[]"):
-        return [(field.name, bytes(data))]
+        return [(name, bytes(data))]
     value = field.value(data)
     if field.kind == "array":
-        shape = [(f"{field.name}/shape", feature(np.array(value.shape)))] if value.ndim != 1 else []
-        return [(field.name, feature(value)), *shape]
+        shape = [(f"{name}/shape", feature(np.array(value.shape, np.int64)))] if value.ndim != 1 else []
+        return [(name, feature(value)), *shape]
     if field.kind == "number":
-        return [(field.name, feature(np.array([value])))]
+        return [(name, feature(np.array([value])))]
     text = json.dumps(value, ensure_ascii=False) if field.kind == "json" else value
-    return [(field.name, feature(text.encode() if isinstance(text, str) else bytes(text)))]
+    return [(name, feature(text.encode() if isinstance(text, str) else bytes(text)))]
 
 
 def _entry(name: str, feature: bytes, rest: int = 0) -> bytes:

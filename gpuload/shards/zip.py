@@ -27,7 +27,7 @@ from gpuload.shards.range_file import RangeFile
 from gpuload.shards.table import Finding, SampleTable, ShardScan, Strings
 from gpuload.shards.tar import LOCAL_WINDOW_BYTES, REMOTE_WINDOW_BYTES
 from gpuload.shards.tar_headers import Window
-from gpuload.shards.urls import reading
+from gpuload.shards.urls import ReadAt, reading
 
 MAGIC = (b"PK\3\4", b"PK\5\6")
 LOCAL_HEADER = struct.Struct("<4s22xHH")
@@ -44,13 +44,8 @@ def scan_zip(shard: Shard) -> ShardScan:
     url = shown(shard.url)
     window_bytes = LOCAL_WINDOW_BYTES if is_local(shard.file) else REMOTE_WINDOW_BYTES
     with reading(shard.file, shard.options) as read_at:
-        try:
-            archive = zipfile.ZipFile(cast(IO[bytes], RangeFile(read_at, shard.stamp.size)))
-        except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError) as error:
-            cure = "Write it again: an archive's directory stands at its end"
-            raise ShardError(url, f"no ZIP archive, or cut off: {error}", cure) from error
-        found = [entry for entry in archive.infolist() if is_image(entry.filename) and not _hidden(entry.filename)]
-        found.sort(key=lambda entry: entry.header_offset)
+        archive = _archive(shard, read_at)
+        found = _images(archive)
         if not found:
             raise ShardError(url, f"no image among its {len(archive.infolist())} members", "Name an archive of images")
         with expansion(shard, "zip") as expanded:
@@ -59,6 +54,42 @@ def scan_zip(shard: Shard) -> ShardScan:
             refs = [places.of(entry) for entry in found]
     keep = [number for number, ref in enumerate(refs) if ref is not None]
     return _scan(shard, [found[number].filename for number in keep], [refs[number] for number in keep], places)
+
+
+def stored_sums(shard: Shard) -> dict[int, int]:
+    """Where each stored image begins, and the CRC-32 that the directory tells of it: nothing else reads them.
+
+    Raises ShardError as `scan_zip`.
+    """
+    window_bytes = LOCAL_WINDOW_BYTES if is_local(shard.file) else REMOTE_WINDOW_BYTES
+    with reading(shard.file, shard.options) as read_at:
+        archive, window = _archive(shard, read_at), Window(read_at, window_bytes=window_bytes)
+        stored = [entry for entry in _images(archive) if entry.compress_type == zipfile.ZIP_STORED]
+        places = [(_start(entry, window), entry.CRC) for entry in stored]
+    return {start: crc for start, crc in places if start is not None}
+
+
+def _archive(shard: Shard, read_at: ReadAt) -> zipfile.ZipFile:
+    try:
+        return zipfile.ZipFile(cast(IO[bytes], RangeFile(read_at, shard.stamp.size)))
+    except (zipfile.BadZipFile, ValueError, struct.error, NotImplementedError) as error:
+        cure = "Write it again: an archive's directory stands at its end"
+        raise ShardError(shown(shard.url), f"no ZIP archive, or cut off: {error}", cure) from error
+
+
+def _images(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    """Its images, as they stand in the file."""
+    found = [entry for entry in archive.infolist() if is_image(entry.filename) and not _hidden(entry.filename)]
+    return sorted(found, key=lambda entry: entry.header_offset)
+
+
+def _start(entry: zipfile.ZipInfo, window: Window) -> int | None:
+    """Where the member's bytes begin; None where its header is damaged."""
+    header = window.read(entry.header_offset, LOCAL_HEADER.size)
+    if len(header) < LOCAL_HEADER.size or not header.startswith(MAGIC[0]):
+        return None
+    _, name_bytes, extra_bytes = LOCAL_HEADER.unpack(header)
+    return entry.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
 
 
 class _Places:
@@ -74,11 +105,9 @@ class _Places:
             return self._lose(entry, "it is encrypted")
         if entry.compress_type != zipfile.ZIP_STORED:
             return self._expand(entry)
-        header = self._window.read(entry.header_offset, LOCAL_HEADER.size)
-        if len(header) < LOCAL_HEADER.size or not header.startswith(MAGIC[0]):
+        start = _start(entry, self._window)
+        if start is None:
             return self._lose(entry, f"its header at byte {entry.header_offset} is damaged")
-        _, name_bytes, extra_bytes = LOCAL_HEADER.unpack(header)
-        start = entry.header_offset + LOCAL_HEADER.size + name_bytes + extra_bytes
         if entry.compress_size != entry.file_size or start + entry.file_size > self._shard.stamp.size:
             return self._lose(entry, "its size does not fit the archive")
         return 0, start, entry.file_size
@@ -99,7 +128,8 @@ class _Places:
 
 
 def _scan(shard: Shard, names: list[str], refs: list, places: _Places) -> ShardScan:
-    paths = _below_common([name.replace("\\", "/").strip("/") for name in names])
+    whole = [name.replace("\\", "/").strip("/") for name in names]
+    paths = _below_common(whole)
     classes = sorted({path.split("/")[0] for path in paths if "/" in path})
     images = np.array(refs, SAMPLE_REF)
     keys = Strings.of(as_key(name) for name in names)
@@ -113,6 +143,10 @@ def _scan(shard: Shard, names: list[str], refs: list, places: _Places) -> ShardS
         findings.append(Finding(shard.url, "", f"no class folders: {len(names)} images, all with label 0", note=True))
         table = SampleTable(Strings.of(files), images, np.zeros(len(images), np.int64), keys)
         return ShardScan(table, tuple(findings))
+    if paths != whole:
+        above = whole[0].removesuffix(paths[0])
+        problem = f"all its images are in {above}, which is taken for no class: classes are the folders in it"
+        findings.append(Finding(shard.url, "", problem, note=True))
     number = {name: place for place, name in enumerate(classes)}
     inside = np.array(["/" in path for path in paths], np.bool_)
     labels = np.array([number.get(path.split("/")[0], 0) for path in paths], np.int64)

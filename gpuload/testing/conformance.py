@@ -216,4 +216,12 @@ def _is_integer(value: Any) -> bool:
 
 
 def _alike(one: Any, other: Any) -> bool:
-    return one == other if isinstance(one, (str, bytes)) else np.array_equal(np.asarray(one), np.asarray(other))
+    """Whether two values, or containers of such, are the same; NaN is NaN."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
+    if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if any(isinstance(value, (str, bytes, Mapping)) or value is None for value in (one, other)):
+        return bool(one == other)
+    ours, theirs = np.asarray(one), np.asarray(other)
+    return np.array_equal(ours, theirs, equal_nan=ours.dtype.kind in "fcmM" and theirs.dtype.kind in "fcmM")

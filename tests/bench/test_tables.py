@@ -92,3 +92,28 @@ def test_check_tells_pages_that_differ_and_writes_nothing(results, tmp_path, mon
     assert tables.main([]) == 0
     assert "No run has been recorded" in page.read_text()
     assert tables.main(["--check"]) == 0
+
+
+def test_figures_have_their_bounds_and_the_last_run_is_shown(results):
+    def line(at: str, **figures: tuple) -> str:
+        shown = {
+            name: {"value": value, "unit": unit, "below": below} | ({} if above == "old" else {"above": above})
+            for name, (value, unit, below, above) in figures.items()
+        }
+        return json.dumps({"figures": shown, "at": at, **COMMON}) + "\n"
+
+    assert tables.TABLES["packing"]() == "No run has been recorded yet.\n"
+    later = {
+        "fast": (0.8, "x", None, 0.5), "slow": (0.4, "x", None, 0.5), "share": (5.5, "%", 5.0, None),
+        "just": (5.0, "%", 5.0, "old"), "stated": (12345.0, "", None, None),
+    }  # fmt: skip
+    (results / "packing.jsonl").write_text(
+        line("2026-01-01", gone=(1.0, "x", None, None)) + line("2026-01-02", **later)
+    )
+    assert cells(tables.TABLES["packing"]())[2:] == [
+        ["fast", "0.8 x", "at least 0.5", ""],
+        ["slow", "0.4 x", "at least 0.5", "missed"],
+        ["share", "5.5 %", "at most 5", "missed"],
+        ["just", "5 %", "at most 5", ""],
+        ["stated", "1.234e+04", "", ""],
+    ]

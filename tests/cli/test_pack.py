@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gzip
 import io
 import json
@@ -20,6 +21,7 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from gpuload.cli import pack_read
 from gpuload.cli.pack import pack, pack_command, parse_bytes
 from gpuload.cli.pack_write import write_shards
 from gpuload.core.errors import ConfigError, SampleError, ShardError
@@ -214,6 +216,52 @@ def test_fields_of_every_type_go_through_every_format(tmp_path, target):
     assert repr(first.columns(np.arange(7))) == repr(second.columns(np.arange(7)))
 
 
+def tar_of_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
+    """One sample: an image, and arrays by name."""
+    with tarfile.open(path, "w") as tar:
+        for name, array in arrays.items():
+            np.save(data := io.BytesIO(), array)
+            info = tarfile.TarInfo(f"k.{name}.npy")
+            info.size = data.tell()
+            tar.addfile(info, io.BytesIO(data.getvalue()))
+        info = tarfile.TarInfo("k.jpg")
+        info.size = 3
+        tar.addfile(info, io.BytesIO(b"\xff\xd8\xff"))
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_arrays_of_every_type_keep_their_values_or_are_refused(tmp_path, target):
+    kept = {
+        "big": np.array([1.5, -2.5], ">f4"),
+        "bigint": np.array([[1, -2]], ">i8"),
+        "bool": np.array([True, False]),
+        "half": np.array([1.5], np.float16),
+        "scalar": np.array(3.5),
+        "none": np.zeros((0, 4), np.float32),
+    }
+    tar_of_arrays(tmp_path / "in.tar", kept)
+    pack(tmp_path / "in.tar", tmp_path / "out", target, entropy=False)
+    dataset = ShardDataset(tmp_path / "out", fields=("image", *(f"{name}.npy" for name in kept)))
+    for value, array in zip(dataset.get_encoded(0)[1:], kept.values(), strict=True):
+        np.testing.assert_array_equal(np.asarray(value, array.dtype.newbyteorder("=")).reshape(array.shape), array)
+    others = {
+        "complex": np.array([1 + 2j], np.complex64),
+        "time": np.array(["2020-01-01"], "datetime64[D]"),
+        "text": np.array(["ab"]),
+        "long": np.array([1], np.longdouble),
+        "record": np.zeros(1, [("a", "i4"), ("b", "f4")]),
+    }
+    for name, array in others.items():
+        tar_of_arrays(tmp_path / f"{name}.tar", {name: array})
+        if target != "tar":
+            with pytest.raises(ConfigError, match=f"(?i)field {name}.npy has values of type .*{target} does not keep"):
+                pack(tmp_path / f"{name}.tar", tmp_path / name, target)
+            continue
+        pack(tmp_path / f"{name}.tar", tmp_path / name, entropy=False)
+        value = ShardDataset(tmp_path / name, fields=("image", f"{name}.npy")).get_encoded(0)[1]
+        assert value.dtype == array.dtype and value.tobytes() == array.tobytes()
+
+
 def test_fields_that_some_samples_lack(tmp_path):
     with tarfile.open(tmp_path / "in.tar", "w") as tar:
         for i in range(4):
@@ -253,6 +301,23 @@ def test_keys_that_a_tar_would_confuse_stay_apart(tmp_path):
     dataset = ShardDataset(done.shards)
     assert images(dataset) == images(ShardDataset(tmp_path / "in"))
     assert [dataset.name(i)[1] for i in range(4)] == ["c/a_b", "c/a", "c/a-2", "c/a_b-2"]
+
+
+@pytest.mark.parametrize("target", FORMATS)
+def test_names_that_are_no_utf8(tmp_path, target):
+    names = ["b\udce9/caf\udcff.jpg", "a/ü.jpg"]
+    for name in names:
+        (tmp_path / "in" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "in" / name).write_bytes(name.encode("utf-8", "surrogateescape"))
+    done = pack(tmp_path / "in", tmp_path / "out", target, entropy=False)
+    dataset = ShardDataset(done.shards, fields=("image", "key", "label"))
+    classes = json.loads((tmp_path / "out" / "classes.json").read_text())["classes"]
+    found = {key: (bytes(image.data), classes[label]) for image, key, label in map(dataset.get_encoded, range(2))}
+    content = {name: (name.encode("utf-8", "surrogateescape"), name[: name.index("/")]) for name in names}
+    first = "b\udce9/caf\udcff" if target == "tar" else "b%E9/caf%FF"
+    assert found == {first: content[names[0]], "a/ü": content[names[1]]}
+    assert [note for note in done.notes if "1 keys are no UTF-8" in note and first in note] == list(done.notes)
+    assert bool(done.notes) == (target != "tar")
 
 
 PACK = """
@@ -353,6 +418,53 @@ def test_a_full_disk_is_an_error_and_packing_goes_on_when_there_is_room(tmp_path
         subprocess.run(["umount", "-l", str(out)], check=True)
 
 
+def test_each_file_is_looked_at_once_however_many_shards_there_are(tmp_path, monkeypatch):
+    make_folder(tmp_path / "in", 40)
+    asked = []
+    monkeypatch.setattr(pack_read, "is_local", lambda path: asked.append(path) or True)
+    done = pack(tmp_path / "in", tmp_path / "out", shard_size="20KB", make_index=False)
+    assert len(done.shards) > 3 and len(asked) == 40
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_only_where_it_is_asked_for_does_packing_wait_for_the_disk(tmp_path, monkeypatch, sync):
+    make_folder(tmp_path / "in", 40)
+    fsync, waited = os.fsync, []
+
+    def note(fd):
+        waited.append(os.path.basename(os.readlink(f"/proc/self/fd/{fd}")))
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", note)
+    done = pack(tmp_path / "in", tmp_path / "out", shard_size="20KB", make_index=False, sync=sync)
+    names = [f".{os.path.basename(shard)}{suffix}.partial" for shard in done.shards for suffix in ("", SUFFIX)]
+    assert set(names) & set(waited) == (set(names) if sync else set())
+    assert images(ShardDataset(done.shards)) == images(ShardDataset(tmp_path / "in"))
+
+
+@pytest.mark.parametrize("failing", ["x-000002.tar", f"x-000002.tar{SUFFIX}"])
+def test_a_disk_that_fails_late_ends_packing_with_whole_shards_only(tmp_path, monkeypatch, failing):
+    """What was written may fail to reach the disk while the next shards are read."""
+    make_folder(tmp_path / "in", 60)
+    fsync = os.fsync
+
+    def fail_for_the_third(fd):
+        if f"/.{failing}.partial" in os.readlink(f"/proc/self/fd/{fd}"):
+            raise OSError(errno.EIO, "Input/output error")
+        fsync(fd)
+
+    monkeypatch.setattr(os, "fsync", fail_for_the_third)
+    out = tmp_path / "out"
+    with pytest.raises(ShardError, match=f"{failing}: it cannot be written.*Check the disk"):
+        pack(tmp_path / "in", out, shard_size="20KB", name="x")
+    assert not list(out.glob(".*.partial")) and not (out / "x-000002.tar").exists()
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    whole = len(list(out.glob("*.tar")))
+    assert pack(tmp_path / "in", out, shard_size="20KB", name="x").resumed == whole
+    assert images(ShardDataset(out)) == images(ShardDataset(tmp_path / "in"))
+
+
 def test_what_is_there_is_not_overwritten(tmp_path):
     make_folder(tmp_path / "in", 12)
     pack(tmp_path / "in", tmp_path / "out", name="x")
@@ -384,6 +496,36 @@ def test_a_file_that_changes_while_packing_is_named(tmp_path, monkeypatch):
     assert not list((tmp_path / "out").glob("*.tar"))
 
 
+@pytest.mark.parametrize("what", ["image", "shard"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_source_that_was_replaced_by_one_of_the_same_size_is_named(tmp_path, monkeypatch, what, when):
+    make_folder(tmp_path / "in", 6)
+    source = tmp_path / "in" if what == "image" else Path(pack(tmp_path / "in", tmp_path / "first").shards[0])
+    victim = tmp_path / "in" / "a" / "i00002.jpg" if what == "image" else source
+
+    def replace():
+        victim.with_suffix(".new").write_bytes(victim.read_bytes())
+        os.utime(victim.with_suffix(".new"), (1, 1))
+        victim.with_suffix(".new").rename(victim)
+
+    def write(*arguments, **keywords):
+        if when == "before":
+            replace()
+        try:
+            return write_shards(*arguments, **keywords)
+        finally:
+            if when == "after":
+                replace()
+
+    monkeypatch.setattr("gpuload.cli.pack.write_shards", write)
+    with pytest.raises((ShardError, SampleError), match=f"{victim.name}.*(changed while it was packed|replaced)"):
+        pack(source, tmp_path / "out")
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    with pytest.raises(ConfigError, match="from files that changed since"):
+        pack(source, tmp_path / "out")
+
+
 def test_damage_in_the_source_raises_or_is_left_out(tmp_path):
     make_folder(tmp_path / "in", 12)
     shard = Path(pack(tmp_path / "in", tmp_path / "whole").shards[0])
@@ -393,6 +535,33 @@ def test_damage_in_the_source_raises_or_is_left_out(tmp_path):
         pack(cut, tmp_path / "out")
     done = pack(cut, tmp_path / "out", on_error="skip")
     assert 0 < done.samples < 12 and images(ShardDataset(done.shards)) == images(ShardDataset(shard))[: done.samples]
+
+
+def test_what_cannot_be_read_is_left_out_and_a_second_run_goes_on(tmp_path):
+    files = make_folder(tmp_path / "in", 9)
+    whole = pack(tmp_path / "in", tmp_path / "whole", shard_size="12KB", entropy=False)
+    assert len(whole.shards) > 2 and not whole.notes
+    Path(whole.shards[1]).unlink()
+    Path(whole.shards[2]).write_bytes(b"no shard" * 100)
+    source = list(whole.shards)
+    there = ShardDataset(source, on_error="skip")
+    for resumed in (False, True):
+        done = pack(source, tmp_path / "out", on_error="skip", entropy=False)
+        assert images(ShardDataset(done.shards)) == images(there) and done.resumed == resumed
+        assert len(done.notes) == 1 and done.notes[0].startswith("left out: ") and "more findings" in done.notes[0]
+    with pytest.raises(ShardError, match="does not exist"):
+        pack(source, tmp_path / "none")
+    os.symlink(tmp_path / "nowhere", tmp_path / "in" / "a" / "gone.jpg")
+    with pytest.raises(ShardError, match="gone.jpg: it does not exist"):
+        pack(tmp_path / "in", tmp_path / "none")
+    for resumed in (False, True):
+        done = pack(tmp_path / "in", tmp_path / "loose", on_error="skip", entropy=False)
+        dataset = ShardDataset(done.shards, fields=("key", "image", "label"))
+        found = {key: (bytes(image.data), label) for key, image, label in map(dataset.get_encoded, range(9))}
+        assert found == {name.rpartition(".")[0]: (data, "abc".index(name[0])) for name, data in files.items()}
+        assert len(dataset) == done.samples == 9 and done.resumed == resumed and "gone.jpg" in done.notes[0]
+    with pytest.raises(ShardError, match="it does not exist"):
+        pack([tmp_path / "a.jpg", tmp_path / "b.jpg"], tmp_path / "none", on_error="skip")
 
 
 @pytest.mark.parametrize(("text", "size"), [("128MB", 128_000_000), ("64 MiB", 64 << 20), ("1.5k", 1500), (4096, 4096)])

@@ -1,17 +1,25 @@
-"""What `gpuload pack` writes, read by others: webdataset, MosaicML streaming, Hugging Face datasets, tfrecord."""
+"""What `gpuload pack` writes, read by others: webdataset, MosaicML streaming, Hugging Face datasets, tf.data, tfrecord;
+and what TensorFlow writes, read here."""
 
 from __future__ import annotations
 
+import hashlib
+import importlib.util
 import io
 import json
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from gpuload import ShardDataset
 from gpuload.cli.pack import pack
+from gpuload.testing import Expected, check_dataset
 
 pytestmark = pytest.mark.full
 COUNT = 9
@@ -129,8 +137,70 @@ def test_a_hugging_face_dataset_is_packed_with_its_columns(source, tmp_path):
         assert found[:][name] == original[:][name]
 
 
+def tensorflow(*arguments: str, given: Any) -> Any:
+    """tests/cli/tensorflow_records.py's answer; skips where there is no TensorFlow for this machine."""
+    if importlib.util.find_spec("tensorflow") is None:
+        pytest.skip("tensorflow-cpu is not installed: it has wheels for Linux on x86-64 only")
+    program = str(Path(__file__).with_name("tensorflow_records.py"))
+    done = subprocess.run(
+        [sys.executable, program, *arguments], input=json.dumps(given), capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout) if done.stdout else None
+
+
+def test_tf_data_reads_tfrecords(source, tmp_path):
+    folder, samples = source
+    done = pack(folder, tmp_path / "out", "tfrecord", "6KB", entropy=False)
+    assert len(done.shards) > 1
+    names = {"image/encoded": "jpg", "image/filename": "key", "mask": "mask", "txt": "txt", "json": "json"}
+    schema = dict.fromkeys(names, "string") | {"image/class/label": "int64"}
+    for row, sample in zip(tensorflow("read", *done.shards, given=schema), samples, strict=True):
+        assert row.pop("image/class/label") == int(sample["cls"])
+        found = {name: bytes.fromhex(value["hex"]) for name, value in row.items()}
+        assert json.loads(found.pop("json")) == json.loads(sample["json"])
+        expected = {name: sample[member] for name, member in names.items() if name != "json"}
+        assert found == expected | {"image/filename": sample["key"].encode()}
+
+
+def test_tf_data_reads_numbers_and_arrays(source, tmp_path):
+    boxes = [np.arange(4 * i, dtype=np.float32).reshape(i, 4) / 8 for i in range(3)]
+    with tarfile.open(tmp_path / "in.tar", "w") as tar:
+        for i, box in enumerate(boxes):
+            np.save(stored := io.BytesIO(), box)
+            members = {"jpg": source[1][i]["jpg"], "box.npy": stored.getvalue(), "cls": b"%d" % (i - 1)}
+            for name, data in members.items():
+                info = tarfile.TarInfo(f"k{i}.{name}")
+                info.size = len(data)
+                tar.addfile(info, io.BytesIO(data))
+    done = pack(tmp_path / "in.tar", tmp_path / "out", "tfrecord", entropy=False)
+    schema = {"box.npy": "float32[]", "box.npy/shape": "int64[]", "image/class/label": "int64"}
+    for i, row in enumerate(tensorflow("read", *done.shards, given=schema)):
+        assert row == {"box.npy": boxes[i].ravel().tolist(), "box.npy/shape": [i, 4], "image/class/label": i - 1}
+
+
+@pytest.mark.parametrize("compression", ["", "GZIP", "ZLIB"])
+def test_what_tensorflow_writes_is_read(source, tmp_path, compression):
+    rows = [
+        {
+            "image/encoded": {"hex": sample["jpg"].hex()}, "image/class/label": i - 1,
+            "image/filename": {"hex": f"f/k{i}.jpg".encode().hex()}, "box": [i / 4, -0.5], "ids": [i, -i, 2**40],
+            "n": -i,
+        }
+        for i, sample in enumerate(source[1])
+    ]  # fmt: skip
+    path = tmp_path / "x.tfrecord"
+    tensorflow("write", str(path), compression, given=rows)
+    dataset = ShardDataset(path)
+    hashes = [hashlib.sha256(sample["jpg"]).hexdigest() for sample in source[1]]
+    check_dataset(dataset, [Expected(digest, i - 1, f"f/k{i}") for i, digest in enumerate(hashes)])
+    columns = ShardDataset(path, fields=("image", "box", "ids", "n")).columns(np.arange(COUNT))
+    for i, (box, ids, n) in enumerate(zip(*columns, strict=True)):
+        assert box.tolist() == [i / 4, -0.5] and ids.tolist() == [i, -i, 2**40] and n == -i
+
+
 def test_the_tfrecord_package_reads_tfrecords(source, tmp_path):
-    """An independent reader, where TensorFlow is too large; tf.data reads what its own parser checks."""
+    """Another independent reader, for where there is no TensorFlow."""
     reader = pytest.importorskip("tfrecord.reader")
     folder, samples = source
     done = pack(folder, tmp_path / "out", "tfrecord", "6KB", entropy=False)

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from gpuload.core.retry import backoff_s, is_transient
+from gpuload.core.retry import REFUSED_LOGINS, backoff_s, is_denied, is_transient
 
 
 def test_what_is_transient():
@@ -30,6 +30,22 @@ def test_errors_of_libraries_with_classes_of_their_own():
 
     assert not is_transient(SmbError(errno.ENOENT, "no such file")) and not is_transient(SmbError(errno.EACCES, "no"))
     assert is_transient(SmbError(errno.EIO, "try again"))
+
+
+def test_a_refused_login_is_not_tried_again():
+    """Which may lock the account. webdav4's errors have a status_code, others nothing but their class."""
+    paramiko = pytest.importorskip("paramiko", reason="its errors are those of SFTP")
+
+    class HTTPError(Exception):
+        def __init__(self, status_code):
+            self.status_code = status_code
+
+    for error in (HTTPError(401), HTTPError(403), paramiko.BadAuthenticationType("no", ["key"]), PermissionError()):
+        assert is_denied(error) and not is_transient(error)
+    assert not is_denied(HTTPError(404)) and not is_transient(HTTPError(404)) and is_transient(HTTPError(503))
+    assert not is_denied(paramiko.SSHException("reset")) and is_transient(paramiko.SSHException("reset"))
+    exceptions = pytest.importorskip("smbprotocol.exceptions", reason="its errors are those of SMB")
+    assert any(kind.__name__ in REFUSED_LOGINS for kind in exceptions.LogonFailure.__mro__)
 
 
 def test_an_answer_that_cannot_be_parsed_is_no_word_of_the_server():

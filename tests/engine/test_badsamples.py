@@ -87,9 +87,11 @@ def test_the_first_bad_sample_that_is_passed_over_is_told_once(policy: str, done
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         log.add(SampleError("a.tar", 1, "k1", "was raised", "Kind"), epoch=0, batch=0, policy="raise")
+        log.tell()
         assert not told
         for sample in (2, 3):
             log.add(SampleError("a.tar", sample, f"k{sample}", "broken", "Kind"), epoch=0, batch=0, policy=policy)
+            log.tell()
     Path(str(log.path)).unlink()
     (message,) = (str(warning.message) for warning in told)
     assert done in message and "sample 2 (k2) in a.tar: broken" in message and str(log.path) in message

@@ -7,6 +7,7 @@ import os
 import random
 import threading
 import time
+import warnings
 import weakref
 from functools import partial
 
@@ -219,6 +220,19 @@ def test_a_thread_whose_preparation_fails_says_so_and_works():
         pool.submit(ran.set, rank=0)
         assert ran.wait(10)
     pool.close()
+
+
+def test_where_warnings_are_errors_a_thread_whose_preparation_fails_works_and_it_is_logged(caplog):
+    def prepare() -> None:
+        raise RuntimeError("can't start new thread")
+
+    pool, ran = ThreadPool("unprepared", 1, meter=Meter("test"), prepare=prepare), threading.Event()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pool.submit(ran.set, rank=0)
+        assert ran.wait(10)
+    pool.close()
+    assert "works unprepared" in caplog.text
 
 
 def test_what_is_closed_beside_the_pools_frees_the_threads_that_wait_for_it():

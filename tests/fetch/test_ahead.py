@@ -53,8 +53,7 @@ def window(samples: list[int], gap_bytes: int = IMAGE, max_range_bytes: int = 20
 def begun(link: Link, *, max_held_bytes: int) -> Ahead:
     """One whose first batch is read."""
     ahead = Ahead(link.get, link.hurried.append, max_held_bytes=max_held_bytes)
-    ahead.add(Window(FILES, refs_of([]), gap_bytes=0, max_range_bytes=1))
-    assert ahead.claim(FILES, refs_of([0])) == []
+    ahead.go_on()
     return ahead
 
 
@@ -99,9 +98,7 @@ def test_the_first_batch_reads_by_itself_and_nothing_is_read_ahead_before_it_is_
         await asyncio.sleep(0.01)
         assert link.asked == []
         first, second = [*range(20, 40), 41], [5, 45]
-        assert ahead.claim(FILES, refs_of(first)) == []
-        await asyncio.sleep(0.01)
-        assert link.asked == []
+        assert await take(ahead, first) == [] and link.asked == []
         ahead.go_on()
         assert await take(ahead, second) == second
         assert [at for _, at, _ in link.asked] == [0, 4000]  # of 2000..3999 nothing is left
@@ -306,6 +303,7 @@ def test_what_nobody_holds_any_more_is_dropped(memory):
 
 
 def test_rows_beyond_the_end_fail_alone_though_they_were_expected(memory):
+    before = set(threading.enumerate())
     reader = RemoteReader(gap_bytes=IMAGE, max_range_bytes=2000, attempts=1)
     refs = refs_of([990, 995, 999])
     refs["length"][2] = 150
@@ -315,4 +313,4 @@ def test_rows_beyond_the_end_fail_alone_though_they_were_expected(memory):
     assert encoded.encoded(1).tobytes() == CONTENT["one"][99_500:99_600]
     expected.drop()
     reader.close()
-    assert not any(thread.name == "gpuload-fetch" and thread.is_alive() for thread in threading.enumerate())
+    assert "gpuload-fetch" not in {thread.name for thread in set(threading.enumerate()) - before}

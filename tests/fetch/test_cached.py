@@ -12,8 +12,10 @@ from gpuload.core.refs import SAMPLE_REF, whole_files
 from gpuload.core.stamp import Stamp
 from gpuload.fetch.cache_store import MemoryStore
 from gpuload.fetch.cached import CachedReader
-from gpuload.fetch.disk_cache import DiskStore
+from gpuload.fetch.disk_cache import OWN_FOLDER, DiskStore
+from gpuload.fetch.whole_files import Listed
 from gpuload.sampling.order import Order
+from tests.engine.fakes import eventually
 from tests.fetch.ranges import RangeServer
 
 CHUNK, IMAGE, FILES = 10_000, 500, 3
@@ -134,12 +136,34 @@ def test_rows_over_a_chunks_edge_and_odd_ones(server, cached):
         hits = reader.cache_stats().hits
 
 
-def test_whole_files_are_read_each_time(server, cached):
-    reader = cached(MemoryStore(10**9))
+@pytest.mark.parametrize("listed", [True, False])
+def test_whole_files_are_read_once(server, cached, listed):
+    urls, contents = server.urls, list(DATA.values())
+    server.headers["ETag"] = '"x"'
+    versions = [str(Stamp(len(data), '"x"')) for data in contents]
+    reader = cached(MemoryStore(10**9), known=False, listed=Listed("", versions) if listed else None)
     refs = whole_files(np.array([0, 2]))
+    for _ in range(3):
+        encoded = reader.read(urls, refs)
+        assert_right(encoded, refs)
+        assert eventually(lambda: reader._whole._pending_bytes == 0)
+    gets = [request for request in server.requests if not request.startswith("HEAD")]
+    assert len(gets) == 2 and len(server.requests) == (2 if listed else 4)
+    stats = reader.cache_stats()
+    assert (stats.hits, stats.misses) == (4, 2) and stats.hit_bytes == 2 * (len(contents[0]) + len(contents[2]))
+
+
+def test_whole_files_and_pieces_in_one_batch(server, cached):
+    reader = cached(MemoryStore(10**9))
+    refs = np.concatenate([SAMPLES[:3], whole_files(np.array([1])), SAMPLES[300:302], whole_files(np.array([0]))])
+    urls = [*server.urls, server.urls[0] + ".gone"]
+    refs = np.concatenate([refs, whole_files(np.array([3]))])
+    server.fail(lambda path, begin, end: path.endswith(".gone"))
+    server.files["/0.bin.gone"] = b""
     for _ in range(2):
-        assert_right(reader.read(server.urls, refs), refs)
-    assert len(server.requests) == 4
+        encoded = reader.read(urls, refs)
+        assert_right(encoded, refs, without=(7,))
+    assert encoded.lengths[7] == 0
 
 
 def test_a_chunk_that_fails_costs_only_rows_that_cannot_be_read(server, cached):
@@ -172,7 +196,8 @@ def test_a_full_disk_does_not_stop_reading(server, cached, tmp_path, monkeypatch
     monkeypatch.setattr("gpuload.fetch.disk_cache._write_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     with pytest.warns(UserWarning, match="does not grow any more"):
         epoch(reader, server, "sequential")
-    assert not any(Path(tmp_path, "chunks").rglob("*.bin")) and reader.cache_stats().store.stopped
+    kept = [path for path in Path(tmp_path, OWN_FOLDER, "chunks").rglob("*") if path.is_file()]
+    assert not kept and reader.cache_stats().store.stopped
 
 
 def test_close_ends_a_read_that_waits_for_a_chunk(server, cached):

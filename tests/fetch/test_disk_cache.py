@@ -18,7 +18,7 @@ from gpuload.core.errors import ConfigError
 from gpuload.core.stamp import Stamp
 from gpuload.fetch.cache_spec import CacheSpec
 from gpuload.fetch.cache_store import MemoryStore
-from gpuload.fetch.disk_cache import DiskStore, key_of, open_store
+from gpuload.fetch.disk_cache import OWN_FOLDER, DiskStore, key_of, open_store
 
 ROOT = Path(__file__).parents[2]
 SIZE = 1000
@@ -29,7 +29,7 @@ def chunk(number: int, size: int = SIZE) -> np.ndarray:
 
 
 def on_disk(folder: Path) -> int:
-    return sum(path.stat().st_size for path in (folder / "chunks").rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in (folder / OWN_FOLDER / "chunks").rglob("*") if path.is_file())
 
 
 def holds(store, key: str, number: int, size: int = SIZE) -> bool:
@@ -78,7 +78,7 @@ def test_what_no_process_reads_makes_room_the_longest_unused_first(tmp_path):
         old.use([key])
         for place in range(3):
             assert old.put(key, 10 * number + place, chunk(10 * number + place))
-        os.utime(tmp_path / "chunks" / key, (number, number))
+        os.utime(tmp_path / OWN_FOLDER / "chunks" / key, (number, number))
     del old
     new = DiskStore(str(tmp_path), 10 * SIZE)
     new.use(["mine", "new"])
@@ -130,13 +130,48 @@ def test_killed_writers_leave_whole_chunks_and_the_next_run_counts_right(tmp_pat
         writer.wait()
         assert writer.stdout is not None
         writer.stdout.close()
-    (tmp_path / "chunks" / ".left-behind").write_bytes(b"half")
+    (tmp_path / OWN_FOLDER / "chunks" / ".left-behind").write_bytes(b"half")
     store = DiskStore(str(tmp_path), 10**9)
-    found = [(path.parent.name, int(path.name)) for path in (tmp_path / "chunks").rglob("*") if path.is_file()]
+    found = [
+        (path.parent.name, int(path.name)) for path in (tmp_path / OWN_FOLDER / "chunks").rglob("*") if path.is_file()
+    ]
     assert len(found) >= 19 and all(holds(store, key, number, 200_000) for key, number in found)
     assert store.stats().held_bytes == on_disk(tmp_path) == 200_000 * len(found)
     store.use(["c"])
-    assert store._in_use() == {"c"} and len(os.listdir(tmp_path / "readers")) == 1
+    assert store._in_use() == {"c"} and len(os.listdir(tmp_path / OWN_FOLDER / "readers")) == 1
+
+
+def test_whatever_else_is_in_the_folder_stays(tmp_path):
+    """The user may name a folder of his own, a disk's root for instance."""
+    names = ["chunks/mine", "chunks/a/1", "readers/mine", "used", "alive", "mine"]
+    for name in names:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"the user's")
+    for _ in range(2):
+        store = DiskStore(str(tmp_path), 2 * SIZE)
+        for number in range(3):  # more than there is room for
+            store.put(f"a{number}", 0, chunk(number))
+        del store
+    assert [(tmp_path / name).read_bytes() for name in names] == [b"the user's"] * len(names)
+
+
+@pytest.mark.parametrize("content", [b"\0" * 24, b"x\n", b"-5", b"", b"1000 and more than a number " * 9])
+def test_where_no_number_says_what_is_used_it_is_counted(tmp_path, content):
+    """A power cut may leave NULs, or nothing."""
+    store = DiskStore(str(tmp_path), 4 * SIZE)
+    store.put("a", 0, chunk(0))
+    store.put("b", 0, chunk(1))
+    used = tmp_path / OWN_FOLDER / "used"
+    used.write_bytes(content)
+    assert store.stats().held_bytes == 2 * SIZE and str(2 * SIZE) in repr(store)
+    assert store.put("b", 1, chunk(2)) and store.stats().held_bytes == 3 * SIZE == on_disk(tmp_path)
+    used.write_bytes(content)
+    other = DiskStore(str(tmp_path), 4 * SIZE)  # beside the first one
+    assert other.put("b", 2, chunk(3)) and not other.put("b", 3, chunk(4))
+    assert int(used.read_bytes()[:24]) == 4 * SIZE == on_disk(tmp_path)
+    del store, other
+    used.write_bytes(content)
+    assert DiskStore(str(tmp_path), 4 * SIZE).stats().held_bytes == 4 * SIZE
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO])
@@ -158,10 +193,19 @@ def test_a_disk_that_is_full_ends_growing_with_one_warning(tmp_path, monkeypatch
     assert store.stats().held_bytes == SIZE == on_disk(tmp_path)
 
 
+def test_where_warnings_are_errors_a_full_disk_is_logged_and_costs_nothing(tmp_path, monkeypatch, caplog):
+    store = DiskStore(str(tmp_path), 10 * SIZE)
+    monkeypatch.setattr("gpuload.fetch.disk_cache._write_all", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not store.put("a", 1, chunk(1)) and not store.grows()
+    assert "does not grow any more" in caplog.text
+
+
 def test_a_chunk_that_is_not_whole_is_not_used(tmp_path):
     store = DiskStore(str(tmp_path), 10 * SIZE)
     store.put("a", 1, chunk(1))
-    (tmp_path / "chunks" / "a" / "1").write_bytes(b"short")
+    (tmp_path / OWN_FOLDER / "chunks" / "a" / "1").write_bytes(b"short")
     assert not holds(DiskStore(str(tmp_path), 10 * SIZE), "a", 1)
 
 

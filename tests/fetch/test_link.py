@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import errno
+import time
+import traceback
+from concurrent.futures import ThreadPoolExecutor
 
+import fsspec
 import numpy as np
 import pytest
 
@@ -121,6 +125,51 @@ def test_a_whole_file_that_is_replaced_while_it_is_read_is_read_anew(server, rea
     encoded = reader().read(server.urls, whole_files(np.array([0])))
     assert encoded.encoded(0).tobytes() == new
     assert [request.split()[1].split("-")[0] for request in server.requests] == ["0", "50000", "0"]
+
+
+@pytest.mark.parametrize("outer", [OSError, RuntimeError])
+def test_what_a_failure_came_from_shows_no_secret(reader, monkeypatch, outer):
+    """httpx's errors, which webdav4's came from, quote base_url."""
+    hidden = "http://me:PASS@host"
+
+    def cat_file(self, path, **_):
+        try:
+            raise ValueError(f"401 for url {hidden!r}")
+        except ValueError as error:
+            raise outer("401 for memory://b/a.bin") from error
+
+    monkeypatch.setattr(type(fsspec.filesystem("memory")), "cat_file", cat_file)
+    failure = reader(attempts=1).read(["memory://b/a.bin"], refs((0, 10))).failures[0]
+    text = "".join(traceback.format_exception(failure))
+    assert isinstance(failure, OSError) and "memory://b/a.bin" in text and "PASS" not in text
+
+
+def test_the_first_batch_has_the_link_to_itself(server, reader):
+    server.hold(lambda path, begin, end: begin < 4000)
+    reading = reader(gap_bytes=0)
+    batches = [refs(*((4000 * i + 1000 * j, 10) for j in range(4))) for i in range(3)]
+    files = server.urls
+    expected = reading.expect(files, refs((50_000, 10), (50_010, 10)))
+    with ThreadPoolExecutor(3) as threads:
+        first = threads.submit(reading.read, files, batches[0])
+        server.wait_for(4)
+        others = [threads.submit(reading.read, files, batch) for batch in batches[1:]]
+        time.sleep(0.05)
+        assert len(server.requests) == 4
+        server.release()
+        for batch, came in zip(batches, [first, *others], strict=True):
+            for row, (_, at, length) in enumerate(batch.tolist()):
+                assert came.result().encoded(row).tobytes() == DATA["/a.bin"][at : at + length]
+    server.wait_for(13)
+    assert "/a.bin 50000-50020" in server.requests
+    expected.drop()
+
+
+def test_a_first_batch_that_fails_lets_the_others_begin(server, reader):
+    server.fail(lambda path, begin, end: begin < 4000)
+    reading = reader(attempts=1)
+    assert list(reading.read(server.urls, refs((0, 10))).failures) == [0]
+    assert not reading.read(server.urls, refs((5000, 10))).failures
 
 
 def test_servers_that_share_their_work_may_disagree_about_etags():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import threading
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from gpuload.core.refs import SAMPLE_REF, whole_files
+from gpuload.core.stamp import stamp_of_local
 from gpuload.fetch import local
 from gpuload.fetch.local import LocalReader
 from gpuload.fetch.open_files import OpenFiles
@@ -216,6 +218,73 @@ def test_a_forgotten_reader_leaves_nothing(shards, monkeypatch):
         time.sleep(0.01)
     assert not any(thread.is_alive() for thread in threads)
     assert not set(shards) & open_descriptors()
+
+
+PIECES = np.array([(file, at, 50) for file in (0, 2) for at in range(0, 60_000, 20_000)] + [(3, 7, 0)], SAMPLE_REF)
+
+
+@pytest.fixture(params=[False, True], ids=["one by one", "batches"])
+def stamped(request, shards):
+    stamps = {path: stamp_of_local(os.stat(path)) for path in shards}
+    reader = LocalReader(threads=3, max_open_files=4, batches=request.param, stamps=stamps)
+    assert_rows(reader.read(shards, PIECES), shards, PIECES)
+    yield reader
+    reader.close()
+
+
+def later(path: str, ns: int = 10**9) -> None:
+    """A file system's clock may be too coarse for a test."""
+    os.utime(path, ns=(os.stat(path).st_atime_ns, os.stat(path).st_mtime_ns + ns))
+
+
+@pytest.mark.parametrize("size", [100_003, 99_000, 120_000, 10])
+def test_pieces_of_a_file_that_was_written_again_are_errors_and_no_others(shards, stamped, size):
+    before = os.path.getsize(shards[0])
+    with open(shards[0], "r+b") as file:
+        file.write(bytes(200))
+        file.truncate(size)
+    later(shards[0], 1)
+    for _ in range(2):
+        encoded = stamped.read(shards, PIECES)
+        assert sorted(encoded.failures) == [0, 1, 2] and encoded.lengths[:3].tolist() == [0, 0, 0]
+        assert_rows(encoded, shards, PIECES, without=(0, 1, 2))
+        for error in encoded.failures.values():
+            assert isinstance(error, OSError) and error.errno == errno.ESTALE and error.filename == shards[0]
+            told = f"has {size} bytes and had {before}" if size != before else "was written at 2"
+            assert told in str(error) and "Make the data set anew" in str(error)
+    whole = np.concatenate([PIECES, whole_files(np.array([0, 1]))])  # whatever that file is now
+    encoded = stamped.read(shards, whole)
+    assert sorted(encoded.failures) == [0, 1, 2]
+    assert_rows(encoded, shards, whole, without=(0, 1, 2))
+
+
+def test_a_file_that_another_was_renamed_over_is_read_as_it_was_while_it_is_open_and_never_mixed(shards, stamped):
+    with open(shards[0], "rb") as file:
+        old = file.read()
+    moved = shards[0] + ".moved"
+    os.link(shards[0], moved)
+    with open(shards[0] + ".new", "wb") as file:
+        file.write(old[::-1])
+    later(shards[0] + ".new")
+    os.replace(shards[0] + ".new", shards[0])
+    encoded = stamped.read(shards, PIECES)
+    assert not encoded.failures
+    assert [encoded.encoded(row).tobytes() for row in range(3)] == [old[at : at + 50] for at in (0, 20_000, 40_000)]
+    others = [stamped._open.lend(path) for path in (shards[1], shards[3], os.devnull, os.curdir)]
+    for other in others:  # they take its place
+        stamped._open.give_back(other)
+    assert sorted(stamped.read(shards, PIECES).failures) == [0, 1, 2]
+    os.replace(moved, shards[0])
+    encoded = stamped.read(shards, PIECES)  # the right one is back
+    assert not encoded.failures
+    assert_rows(encoded, shards, PIECES)
+
+
+def test_a_file_is_looked_at_once_a_batch(shards, stamped, monkeypatch):
+    looked, fstat = [], os.fstat
+    monkeypatch.setattr(os, "fstat", lambda fd: (looked.append(fd), fstat(fd))[1])
+    stamped.read(shards, PIECES)
+    assert 2 <= len(looked) == len(set(looked))
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

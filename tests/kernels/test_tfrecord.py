@@ -83,3 +83,50 @@ def test_bytes_that_are_no_example_are_refused_and_none_crash():
             for begin, end in ((row[k.NAME], row[k.NAME] + row[k.NAME_LENGTH]), (row[k.BODY], row[k.BODY_END])):
                 assert 0 <= begin <= end <= length
     assert k.NOT_AN_EXAMPLE in outcomes and 0 in outcomes
+
+
+def field(number: int, content: bytes) -> bytes:
+    """A field of bytes, shorter than 128 of them."""
+    return bytes((number << 3 | 2, len(content))) + content
+
+
+def example_of(**features: bytes) -> bytes:
+    entries = [field(1, field(1, name.encode()) + field(2, field(1, field(1, v)))) for name, v in features.items()]
+    return field(1, b"".join(entries))
+
+
+def test_features_of_a_window_are_those_of_its_whole_examples():
+    bodies = [example_of(a=b"1", b=b"22"), example_of(c=b"x"), b"\xff no example", b"", example_of(a=b"4")]
+    data = bytearray(b"".join(map(record, bodies)))
+    data[len(record(bodies[0])) + 14] ^= 1  # in the second one's data
+    data = array(bytes(data))
+    records = np.zeros((9, 2), np.int64)
+    records = records[: k.whole_records(data, records)]
+    counts = np.zeros(5, np.int64)
+    for room in (0, 1, 2, 3, 8):
+        features = np.full((room, 9), 77, np.int64)
+        assert k.window_features(data, records, 10, features, counts) == 3
+        assert counts.tolist() == [2, k.NOT_WHOLE, k.NOT_AN_EXAMPLE, 0, 1]
+        found = [
+            (
+                row[k.RECORD],
+                data[row[k.NAME] :][: row[k.NAME_LENGTH]].tobytes(),
+                data[row[k.FIRST] :][: row[k.FIRST_LENGTH]].tobytes(),
+            )
+            for row in features[:3].tolist()
+        ]
+        assert found == [(10, b"a", b"1"), (10, b"b", b"22"), (12, b"a", b"4")][:room]
+        assert (features[3:] == 77).all()
+
+
+def test_names_become_their_numbers_and_others_say_where_they_are():
+    text = b"abaabcabc"
+    known = [b"ab", b"", b"abc"]
+    features = np.zeros((5, 9), np.int64)
+    features[:, k.NAME] = [0, 4, 4, 2, 6]
+    features[:, k.NAME_LENGTH] = [2, 2, 3, 0, 2]  # "ab", "bc", "bca", "", "ab"
+    k.number_names(array(text), array(b"".join(known)), np.array([0, 2, 2, 5]), features)
+    assert features[:, k.NAME].tolist() == [0, k.UNKNOWN - 4, k.UNKNOWN - 4, 1, 0]
+    features[:, k.NAME] = 0
+    k.number_names(array(text), array(b""), np.zeros(1, np.int64), features)
+    assert (features[:, k.NAME] == k.UNKNOWN).all()

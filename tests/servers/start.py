@@ -23,6 +23,8 @@ import pytest
 HOST = "127.0.0.1"
 USER, PASSWORD = "gpuloader", "not-a-secret"
 START_S = 20.0
+AS_IT_IS = ("--dir-cache-time", "0s")
+"""rclone tells of a folder as it is, and not as it was some minutes ago."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,7 @@ def smb(folder: Path, scratch: Path) -> Iterator[Storage]:
 def sftp(folder: Path) -> Iterator[Storage]:
     """rclone's SFTP server."""
     pytest.importorskip("paramiko", reason="pip install paramiko")
-    with _rclone("sftp", folder, "--user", USER, "--pass", PASSWORD) as port:
+    with _rclone("sftp", folder, "--user", USER, "--pass", PASSWORD, *AS_IT_IS) as port:
         yield Storage(f"sftp://{USER}:{PASSWORD}@{HOST}:{port}", port)
 
 
@@ -110,7 +112,7 @@ def sftp(folder: Path) -> Iterator[Storage]:
 def webdav(folder: Path) -> Iterator[Storage]:
     """rclone's WebDAV server."""
     pytest.importorskip("webdav4", reason="pip install webdav4")
-    with _rclone("webdav", folder, "--user", USER, "--pass", PASSWORD) as port:
+    with _rclone("webdav", folder, "--user", USER, "--pass", PASSWORD, *AS_IT_IS) as port:
         yield Storage("webdav://", port, {"base_url": f"http://{HOST}:{port}", "auth": (USER, PASSWORD)})
 
 

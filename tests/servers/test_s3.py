@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -136,3 +138,31 @@ def test_a_signature_that_ran_out_is_made_anew(folder, storage, monkeypatch):
     use_only(monkeypatch, signed=True)
     assert not reader.read([url], refs).failures
     reader.close()
+
+
+def test_a_forked_child_says_nothing_of_its_parents_connections(storage):
+    program = """if True:
+        import gc, os, sys
+        import numpy as np
+        from gpuload.core.refs import SAMPLE_REF
+        from gpuload.fetch.remote import RemoteReader
+        options = {"key": sys.argv[2], "secret": sys.argv[3], "client_kwargs": {"endpoint_url": sys.argv[4]}}
+        reader = RemoteReader(storage_options=options)
+        refs = np.array([(0, 0, 10)], SAMPLE_REF)
+        assert not reader.read([sys.argv[1]], refs).failures
+        child = os.fork()
+        if not child:
+            del reader
+            gc.collect()
+            new = RemoteReader(storage_options=options)
+            assert not new.read([sys.argv[1]], refs).failures
+            new.close()
+            sys.exit()
+        assert os.waitpid(child, 0)[1] == 0
+        assert not reader.read([sys.argv[1]], refs).failures
+        reader.close()
+    """
+    options = storage.options
+    given = [f"{storage.url}/a.bin", options["key"], options["secret"], options["client_kwargs"]["endpoint_url"]]
+    done = subprocess.run([sys.executable, "-c", program, *given], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stderr) == (0, "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -19,6 +20,7 @@ from gpuload.fetch.disk_cache import DiskStore
 from gpuload.fetch.remote import RemoteReader
 from gpuload.sampling.order import Order
 from gpuload.shards.write_tar import END, header, padding
+from tests.engine.fakes import eventually
 from tests.servers.fault_proxy import FAULTS, FaultProxy, fault_proxy
 from tests.servers.start import HOST, Storage, http, s3, s3_storage, sftp, smb, webdav
 
@@ -165,6 +167,111 @@ def test_under_faults_an_epoch_arrives_whole(
             reader.close()
             dataset.close()
         assert proxy.met.total() > 0.1 * proxy.requests and (cached or set(proxy.met) == set(FAULTS))
+
+
+IMAGES = 30
+
+
+@pytest.fixture(scope="module")
+def loose(tmp_path_factory) -> Path:
+    """Class folders of files of 2 to 60 kB that are called images."""
+    folder = tmp_path_factory.mktemp("loose") / "images"
+    rng = np.random.default_rng(8)
+    for number in range(IMAGES):
+        path = folder / f"train/{'abc'[number % 3]}/{number:03d}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(rng.integers(0, 256, int(rng.integers(2_000, 60_000)), np.uint8).tobytes())
+    return folder
+
+
+def loose_images(dataset: ShardDataset, seed: int) -> dict[str, str]:
+    """Key -> hash of an epoch in random order, in batches of 8 on 3 threads; "" -> how many samples were hits."""
+    reader = dataset.new_reader()
+    ids = np.random.default_rng(seed).permutation(len(dataset))
+
+    def batch(first: int) -> dict[str, str]:
+        came = reader.read(dataset.files, dataset.refs(ids[first : first + 8]))
+        assert not came.failures, came.failures
+        return {dataset.name(row)[1]: digest(came.encoded(i)) for i, row in enumerate(ids[first : first + 8].tolist())}
+
+    with ThreadPoolExecutor(3) as threads:
+        arrived = {key: found for part in threads.map(batch, range(0, len(ids), 8)) for key, found in part.items()}
+    hits = reader.cache_stats().hits  # type: ignore[attr-defined]
+    reader.close()
+    return {**arrived, "": str(hits)}
+
+
+@pytest.fixture(params=["s3", "http", "smb", "sftp", "webdav"])
+def loose_storage(request, loose: Path, tmp_path: Path) -> Iterator[Storage]:
+    servers: dict[str, Callable[[], AbstractContextManager[Storage]]] = {
+        "s3": lambda: s3(loose),
+        "http": lambda: http(loose, tmp_path),
+        "smb": lambda: smb(loose, tmp_path),
+        "sftp": lambda: sftp(loose),
+        "webdav": lambda: webdav(loose),
+    }
+    with servers[request.param]() as storage:
+        yield storage
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_loose_images_come_from_the_cache_and_those_that_changed_do_not(
+    loose_storage: Storage, loose: Path, tmp_path: Path, listed: bool
+) -> None:
+    storage = loose_storage
+    listed = listed and not storage.url.startswith("http")  # nginx lists nothing here
+    paths = sorted((loose / "train").rglob("*.jpg"))
+    urls = [f"{storage.url}/{path.relative_to(loose)}" for path in paths]
+
+    def opened() -> ShardDataset:
+        what = f"{storage.url}/train" if listed else urls
+        label = None if listed else range(IMAGES)
+        cache = f"1GB:{tmp_path}/kept"
+        return ShardDataset(what, label=label, storage_options=storage.options, cache=cache)
+
+    def expected(dataset: ShardDataset) -> dict[str, str]:
+        return {dataset.name(i)[1]: digest(path.read_bytes()) for i, path in enumerate(paths)}
+
+    dataset = opened()
+    assert loose_images(dataset, 1) == {**expected(dataset), "": "0"}
+    assert loose_images(dataset, 2) == {**expected(dataset), "": str(IMAGES)}
+    before = paths[4].read_bytes()
+    try:
+        paths[4].write_bytes(before[::-1])
+        stat = paths[4].stat()
+        os.utime(paths[4], (stat.st_atime, stat.st_mtime + 10))  # servers tell seconds
+        again = opened()
+        assert loose_images(again, 3) == {**expected(again), "": str(IMAGES - 1)}
+        assert loose_images(again, 4)[""] == str(IMAGES)
+    finally:
+        paths[4].write_bytes(before)
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("listed", [True, False])
+def test_under_faults_loose_images_arrive_whole_and_once(loose: Path, tmp_path: Path, seed: int, listed: bool) -> None:
+    """A folder of S3, whose listing tells the versions, and a list of HTTP's URLs, each of which is asked for it."""
+    paths = sorted((loose / "train").rglob("*.jpg"))
+    store = DiskStore(str(tmp_path / "kept"), 10**9)
+    how = {"timeout_s": 0.5, "backoff_s": 0.02, "attempts": 8}
+    with s3(loose) if listed else http(loose, tmp_path) as behind, fault_proxy(behind.port, seed=seed) as proxy:
+        if listed:
+            folder, options = f"s3://{loose.name}/train", s3_storage(loose, proxy.port).options
+            dataset = ShardDataset(folder, storage_options=behind.options)
+        else:
+            urls, options = [f"http://{HOST}:{proxy.port}/{path.relative_to(loose)}" for path in paths], {}
+            dataset = ShardDataset(urls, label=range(IMAGES))
+        reader = CachedReader(store, storage_options=options, listed=dataset._listed, **how)
+        asked = [-1]
+        while asked[-1] != proxy.requests:  # a size that was told wrong is asked for again in the next epoch
+            asked.append(proxy.requests)
+            came = reader.read(dataset.files, dataset.refs(np.arange(IMAGES)))
+            assert not came.failures
+            assert [digest(came.encoded(i)) for i in range(IMAGES)] == [digest(path.read_bytes()) for path in paths]
+            assert eventually(lambda: reader._whole._pending_bytes == 0)
+        assert len(asked) <= 5 and proxy.requests >= IMAGES * (1 if listed else 2)
+        assert proxy.met.total() > 0.1 * IMAGES
+        reader.close()
 
 
 class _Moved:

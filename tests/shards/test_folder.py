@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 
 import fsspec
@@ -9,7 +10,8 @@ import pytest
 from torchvision.datasets import ImageFolder
 
 from gpuload.core.errors import ShardError
-from gpuload.shards.folder import join_folders, scan_folder
+from gpuload.shards.catalog import open_catalog
+from gpuload.shards.folder import _files_below, images_of, join_folders, scan_folder
 
 NAMES = [
     "b/2.jpg",
@@ -120,8 +122,61 @@ def test_several_folders_share_their_classes(tmp_path):
         join_folders([scan_folder(str(tmp_path / name), {}) for name in ("one", "flat")])
 
 
+def test_keys_of_urls_are_without_secrets_and_no_two_alike():
+    h = "https://host/x"
+    urls = [
+        "https://me:secret@host/x/a.jpg",
+        f"{h}/b.jpg?X-Amz-Signature=secret.x",
+        f"{h}/image?id=1&sig=secret",
+        f"{h}/image?id=2&sig=secret/y.jpg",
+        f"{h}/image-2.jpg",
+        f"{h}/image?id=1&sig=secret",
+        f"{h}/image?id=3&sig=secret",
+        "d/a.jpg",
+        "d/a.png",
+    ]
+    keys = [f"{h}/{name}" for name in ("a", "b", "image", "image-3", "image-2", "image", "image-4")] + ["d/a", "d/a"]
+    assert list(images_of(urls).table.keys) == keys
+    assert list(images_of([url.replace("secret", "another") for url in urls]).table.keys) == keys
+    assert list(images_of(urls).table.files) == urls
+
+
 def test_the_real_image_folder(real_data):
     path = str(real_data / "formats" / "imagefolder")
     folder, expected = scan_folder(path, {}), ImageFolder(path)
     assert pairs(folder) == expected.samples and list(folder.classes) == expected.classes
     assert len(scan_folder(str(real_data / "formats" / "flat"), {}).table) == 24
+
+
+@pytest.mark.parametrize("hidden", ["a/sub", "a"])
+def test_a_folder_that_cannot_be_listed_is_said(tmp_path, monkeypatch, hidden):
+    """By permissions, or a failing disk; root may list any, so that the system's answer is made here."""
+    for name in ("a/1.jpg", "a/sub/2.jpg", "b/3.jpg"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(b"image")
+    listing = os.scandir
+
+    def refused(path):
+        if str(path) == str(tmp_path / hidden):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return listing(path)
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(ShardError, match=f"{tmp_path / hidden}: it cannot be listed: Permission denied"):
+        open_catalog(str(tmp_path), format="folder", on_error="raise", options={})
+    found = open_catalog(str(tmp_path), format="folder", on_error="skip", options={})
+    assert list(found.table.keys) == (["a/1", "b/3"] if hidden == "a/sub" else ["b/3"])
+    assert any("cannot be listed" in finding.problem and not finding.note for finding in found.findings)
+
+
+@pytest.mark.parametrize("top", ["", "/", "/data/in", "data/in/", "/data/in/"])
+@pytest.mark.parametrize("slash", ["", "/"])
+def test_paths_below_a_remote_folder_are_told_with_their_versions(top, slash):
+    class System:
+        def find(self, path: str, detail: bool):
+            assert path == top and detail
+            root = top.strip("/")
+            infos = {"a/1.jpg": {"size": 3, "ETag": '"x"'}, "a/2.jpg": {"size": 4}, "3.jpg": {"size": None, "mtime": 5}}
+            return {slash + "/".join(part for part in (root, name) if part): info for name, info in infos.items()}
+
+    assert _files_below(System(), top) == {"a/1.jpg": '3:"x"', "a/2.jpg": "", "3.jpg": ""}

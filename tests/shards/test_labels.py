@@ -84,9 +84,69 @@ def test_a_column_can_be_named(flat):
         ShardDataset(flat, label="labels.csv:breed")
 
 
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["", "file_name", "kind"], ["0", "a.JPEG", "ant"], ["1", "b.jpg", "dog"]],
+        [["file_name", "width", "kind"], ["a.JPEG", "640", "ant"], ["b.jpg", "800", "dog"]],
+        [["a.JPEG", "1", "640"], ["b.jpg", "2", "800"]],
+    ],
+)
+def test_a_label_column_is_not_guessed(flat, rows):
+    """With pandas' index, or an image's width, for the label each image would have its own."""
+    write_csv(flat / "labels.csv", rows)
+    records = [dict(zip(rows[0], row, strict=True)) for row in rows[1:]]
+    (flat / "labels.jsonl").write_text("\n".join(map(json.dumps, records)))
+    for name in ("labels.csv", "labels.jsonl"):
+        with pytest.raises(
+            ConfigError, match=rf"which column is the label.*labels.csv:COLUMN.*; there are {rows[0][0]}"
+        ):
+            ShardDataset(flat, label=name)
+        if "kind" in rows[0]:
+            with open(flat / "labels.csv", newline="", encoding="utf-8-sig") as file:
+                kinds = {row["file_name"]: row["kind"] for row in csv.DictReader(file)}
+            assert ShardDataset(flat, label=f"{name}:kind").classes == sorted(kinds.values())
+
+
+def test_a_whole_name_comes_before_a_base_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    files = ["d1/x.jpg", "x.jpg", "d2/y.jpg", "d3/z.jpg", "d3/z.png"]
+    for number, file in enumerate(files):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(IMAGES[number])
+    entries = {"d1/x.jpg": 1, "x.jpg": 2, "y.jpg": 3, "d3/z.jpg": 4, "d3/z.png": 5}
+    (tmp_path / "labels.json").write_text(json.dumps(entries))
+    for on_error in ("raise", "skip"):
+        for order in (files, files[::-1], [*files, "x.jpg", "d2/y.jpg"]):
+            dataset = ShardDataset(order, label="labels.json", on_error=on_error)
+            assert dataset.labels.tolist() == [entries.get(file, entries.get(file[3:])) for file in order]
+
+
+@pytest.mark.parametrize("name", ["x.jpg", "d1/z"])
+def test_a_name_of_several_images_is_none_of_them(tmp_path, name):
+    for number, file in enumerate(["d1/x.jpg", "d2/x.jpg", "d1/z.jpg", "d1/z.png"]):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_bytes(IMAGES[number])
+    write_csv(tmp_path / "l.csv", [["file", "y"], ["d1/x.jpg", 1], ["d2/x.jpg", 2], ["d1/z.png", 3], [name, 4]])
+    with pytest.raises(ShardError, match=f"1 of its entries name no image here, or more than one; .* '{name}'"):
+        ShardDataset(tmp_path, label="l.csv")
+    assert ShardDataset(tmp_path, label="l.csv", on_error="skip").labels.tolist() == [1, 3, 2]
+
+
+def test_an_image_with_two_labels_has_none(flat):
+    write_csv(flat / "labels.csv", [["file", "y"], ["b.jpg", 1], ["a.JPEG", 2], ["./b.jpg", 7], ["b", 7], ["a", 2]])
+    with pytest.raises(ShardError, match="1 of its entries give an image another label than one before them.*'b"):
+        ShardDataset(flat, label="labels.csv")
+    dataset = ShardDataset(flat, label="labels.csv", on_error="skip")
+    assert [dataset.name(i)[1] for i in range(len(dataset))] == ["a"] and dataset.labels.tolist() == [2]
+    assert sum(not finding.note for finding in dataset.findings) == 2
+
+
 def test_images_and_entries_that_do_not_meet_are_named(flat):
     write_csv(flat / "labels.csv", [["filename", "label"], ["b.jpg", 7], ["gone.jpg", 1], ["lost.jpg", 2]])
-    with pytest.raises(ShardError, match="2 of its entries name no image here; the first is 'gone.jpg'"):
+    with pytest.raises(
+        ShardError, match="2 of its entries name no image here, or more than one; the first is 'gone.jpg'"
+    ):
         ShardDataset(flat, label="labels.csv")
     dataset = ShardDataset(flat, label="labels.csv", on_error="skip")
     assert dataset.labels.tolist() == [7]
@@ -119,6 +179,25 @@ def test_lists_of_images_with_their_labels(tmp_path):
         system.rm("/list", recursive=True)
 
 
+def test_a_file_behind_a_signed_url_is_read_and_no_error_shows_its_secret(flat, monkeypatch):
+    contents = {"good": b"file_name,label,species\nb.jpg,7,dog\na.JPEG,-3,ant\n", "bad": b"\xff\xfe\0"}
+    contents["lost"] = contents["good"] + b"gone.jpg,1,cat\n"
+    monkeypatch.setattr(
+        "gpuload.shards.labels.read_optional",
+        lambda url, options: contents.get(url.rpartition("/")[2].partition(".")[0]),
+    )
+    host = "https://me:secret@host"
+    assert ShardDataset(flat, label=f"{host}/good.csv?sig=secret").labels.tolist() == [-3, 7]
+    assert ShardDataset(flat, label=f"{host}/good.csv?sig=secret:species").classes == ["ant", "dog"]
+    skipped = ShardDataset(flat, label=f"{host}/lost.csv?sig=secret", on_error="skip")
+    assert "lost.csv" in repr(skipped.findings) and "secret" not in repr(skipped.findings)
+    names = ["none.csv", "bad.csv", "lost.csv", "good.csv?sig=secret:breed", "lost.csv?sig=secret", "text?sig=secret"]
+    for name in names:
+        with pytest.raises((ConfigError, ShardError), match=f"https://host/{name.partition('?')[0]}") as caught:
+            ShardDataset(flat, label=f"{host}/{name}")
+        assert "secret" not in repr((caught.value, caught.value.__cause__))
+
+
 def test_numbers_and_names():
     assert numbers_of([3, "4", np.int64(5), None]).numbers.tolist() == [3, 4, 5, NO_LABEL]
     assert numbers_of([1.0, "2"]).numbers.tolist() == [1, 2]
@@ -126,3 +205,7 @@ def test_numbers_and_names():
     assert named.classes == ("a", "x") and named.numbers.tolist() == [1, 0, NO_LABEL, 1]
     assert numbers_of(["1.5", "2"]).numbers.tolist() == [NO_LABEL, 2]
     assert numbers_of([]).numbers.tolist() == []
+    assert numbers_of([1.5, np.float32(2.5), float("nan"), float("inf"), 3]).numbers.tolist() == [NO_LABEL] * 4 + [3]
+    assert numbers_of([float("inf"), "x"]).numbers.tolist() == [NO_LABEL, 0]
+    assert numbers_of([float("nan")] * 2).classes is None
+    assert numbers_of([2**63, -(2**63) - 1, 2**63 - 1]).numbers.tolist() == [NO_LABEL, NO_LABEL, 2**63 - 1]

@@ -122,6 +122,19 @@ def test_images_may_be_bytes_and_keys_a_column(tmp_path):
     assert dataset.labels.tolist() == [0, -1, -2] and dataset.get_encoded(2)[2] == b"\0\1"
 
 
+@pytest.mark.parametrize(
+    ("encoding", "sizes", "label"),
+    [("uint64", {"label": 8}, struct.pack("<Q", 2**63 + 5)), ("str_int", {}, b"1" + b"0" * 30)],
+)
+def test_a_label_beyond_int64_is_none(tmp_path, encoding, sizes, label):
+    fine = struct.pack("<Q", 7) if sizes else b"7"
+    rows = [{"image": IMAGES[0], "label": label}, {"image": IMAGES[1], "label": fine}]
+    (tmp_path / "a.mds").write_bytes(mds({"image": "jpeg", "label": encoding}, sizes, rows))
+    with pytest.raises(ShardError, match="sample 00000000: it has no label"):
+        ShardDataset(tmp_path / "a.mds")
+    assert ShardDataset(tmp_path / "a.mds", on_error="skip").labels.tolist() == [7]
+
+
 @pytest.mark.parametrize("count", [19778, 559903])
 def test_a_count_that_looks_like_another_format_is_a_count(tmp_path, count):
     """So many samples begin as a BMP does, and as gzip does."""

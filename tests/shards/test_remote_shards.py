@@ -110,6 +110,42 @@ def test_a_shard_replaced_by_one_of_the_same_size_is_indexed_again(server, name)
         assert stamp(f"{server.url}/a.tar", {}).version
 
 
+def test_no_secret_of_a_url_is_kept_or_shown(server, tmp_path):
+    no_image = header("0.cls", 1) + b"1" + padding(1) + END
+    server.files = {"/a.tar": tar([1, 2]), "/b.tar": tar([3]), "/c.tar": no_image}
+    server.headers = {"ETag": '"1"'}
+    host = server.url.replace("://", "://me:secret@")
+    urls = [f"{host}/a.tar?X-Amz-Signature=secret/secret", f"{host}/b.tar?sig=secret", f"{host}/c.tar?sig=secret"]
+    for _ in range(2):
+        found = open_catalog(urls, format="tar", on_error="skip", options={})
+        assert found.table.labels.tolist() == [1, 2, 3] and list(found.table.files) == urls
+        assert "c.tar" in repr(found.findings) and "secret" not in repr(found.findings)
+    kept = [path for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert any(path.name.endswith(".manifest.gpuload") for path in kept)
+    assert not [path for path in kept if b"secret" in path.read_bytes() or "secret" in path.name]
+
+
+def test_a_shard_without_a_known_name_is_not_downloaded_to_see_whether_it_is_a_folder(server):
+    server.files = {"/download": tar([1, 2])}
+    server.headers = {"ETag": '"1"'}
+    whole = []
+    get = Handler.do_GET
+    Handler.do_GET = lambda self: (whole.append("Range" not in self.headers and self.command == "GET"), get(self))
+    try:
+        for format in ("auto", "tar"):
+            found = open_catalog(f"{server.url}/download?file=7", format=format, on_error="raise", options={})
+            assert found.table.labels.tolist() == [1, 2]
+    finally:
+        Handler.do_GET = get
+    assert whole and not any(whole)
+
+
+def test_signed_urls_of_images_are_taken_for_images():
+    urls = [f"https://host/{name}.jpg?X-Amz-Signature=x.tar" for name in "ab"]
+    found = open_catalog(urls, format="auto", on_error="raise", options={})
+    assert found.format == "images" and list(found.table.files) == urls
+
+
 def test_without_any_version_no_index_is_trusted_and_that_is_said_once(server):
     for labels in ([1, 2], [7, 8]):
         server.files = {"/a.tar": tar(labels), "/b.tar": tar(labels)}
@@ -271,3 +307,74 @@ def test_no_warning_where_versions_are_told(server):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert open_labels(f"{server.url}/a.tar") == [3]
+
+
+def uploaded(server: Server, folder: Path, **shards: bytes) -> list[str]:
+    """Serve a local data set with what gpuload keeps beside it. URLs of its shards."""
+    folder.mkdir()
+    for name, data in shards.items():
+        (folder / f"{name}.tar").write_bytes(data)
+    open_labels(*(str(folder / f"{name}.tar") for name in shards))
+    server.files = {f"/{path.name}": path.read_bytes() for path in folder.iterdir()}
+    return [f"{server.url}/{name}.tar" for name in shards]
+
+
+def asked_of(server: Server) -> list[str]:
+    """Requests for shards and indexes."""
+    return [path for path in server.requests if path != "/classes.json"]
+
+
+def test_what_was_uploaded_with_the_shards_spares_reading_them(server, tmp_path):
+    server.headers = {"ETag": '"1"'}
+    urls = uploaded(server, tmp_path / "local", a=tar([3, 1]), b=tar([4]), c=tar([1, 5]))
+    assert open_labels(*urls) == [3, 1, 4, 1, 5]
+    manifest = next(path for path in server.files if path.endswith(".manifest.gpuload"))
+    assert sorted(asked_of(server)) == sorted([manifest, "/a.tar", "/b.tar", "/c.tar"])  # those of the shards are HEADs
+    server.requests.clear()
+    assert open_labels(*urls) == [3, 1, 4, 1, 5] and manifest not in asked_of(server)  # it is here by now
+    server.requests.clear()
+    assert open_labels(*urls[:2]) == [3, 1, 4]  # no manifest is of these two: an index is of each
+    assert {"/a.tar.gpuload", "/b.tar.gpuload"} < set(asked_of(server)) and len(asked_of(server)) == 5
+    server.requests.clear()
+    assert open_labels(urls[2]) == [1, 5] and asked_of(server) == ["/c.tar", "/c.tar.gpuload"]
+
+
+def test_where_a_server_tells_no_versions_what_was_uploaded_is_read_each_time(server, tmp_path):
+    urls = uploaded(server, tmp_path / "local", a=tar([3, 1]), b=tar([4]))
+    for _ in range(2):
+        server.requests.clear()
+        with pytest.warns(UserWarning, match="no index can be kept"):
+            assert open_labels(*urls) == [3, 1, 4]
+        assert len(asked_of(server)) == 3
+
+
+def test_an_uploaded_index_of_shards_of_another_size_is_not_believed(server, tmp_path):
+    server.headers = {"ETag": '"1"'}
+    urls = uploaded(server, tmp_path / "local", a=tar([3, 1]), b=tar([4]))
+    server.files["/a.tar"] = tar([7, 8, 9])
+    assert open_labels(*urls) == [7, 8, 9, 4]
+
+
+@pytest.mark.parametrize("damage", [lambda data: data[:-1], lambda data: b"<html>not here</html>", lambda data: b""])
+def test_an_uploaded_index_that_is_damaged_or_none_is_not_believed(server, tmp_path, damage):
+    server.headers = {"ETag": '"1"'}
+    urls = uploaded(server, tmp_path / "local", a=tar([3, 1]), b=tar([4]))
+    server.files.update({path: damage(data) for path, data in server.files.items() if path.endswith(".gpuload")})
+    assert open_labels(*urls) == [3, 1, 4]
+
+
+def test_an_uploaded_index_of_expansions_is_not_believed(server, tmp_path):
+    import gzip
+
+    server.headers = {"ETag": '"1"'}
+    local = tmp_path / "local"
+    local.mkdir()
+    (local / "a.tar.gz").write_bytes(gzip.compress(tar([3, 1])))
+    assert open_catalog(str(local / "a.tar.gz"), format="tar", on_error="raise", options={}).table.labels.tolist() == [
+        3,
+        1,
+    ]
+    server.files = {f"/{path.name}": path.read_bytes() for path in local.iterdir()}
+    assert "/a.tar.gz.gpuload" in server.files
+    found = open_catalog(f"{server.url}/a.tar.gz", format="tar", on_error="raise", options={})
+    assert found.table.labels.tolist() == [3, 1] and str(local) not in repr(list(found.table.files))

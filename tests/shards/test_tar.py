@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import subprocess
 import tarfile
 
@@ -11,10 +12,12 @@ import fsspec
 import numpy as np
 import pytest
 
+from gpuload import ShardDataset
 from gpuload.core.errors import ShardError
 from gpuload.shards.expansion import Shard
 from gpuload.shards.table import NO_LABEL, ShardScan
 from gpuload.shards.tar import parse_label, scan_tar, split_name
+from gpuload.shards.tar_headers import Member, Window, scan
 from gpuload.shards.urls import stamp
 
 FORMATS = {"ustar": tarfile.USTAR_FORMAT, "gnu": tarfile.GNU_FORMAT, "pax": tarfile.PAX_FORMAT}
@@ -90,6 +93,29 @@ def test_long_and_foreign_names_are_whole(tmp_path, format):
     assert contents(tmp_path / "a.tar", scanned(tmp_path / "a.tar")) == by_key(members)
 
 
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+def test_a_long_name_may_have_a_slash_where_the_header_ends(tmp_path, format):
+    """tarfile, which writes and reads them, is the reference: a name of 99 bytes and a slash is no folder."""
+    members = [("a.jpg", b"1"), ("d" * 99 + "/b.jpg", b"22"), ("d" * 99 + "/b.cls", b"4"), ("c.jpg", b"333")]
+    write(tmp_path / "a.tar", members, FORMATS[format])
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        assert [(m.name, m.isreg()) for m in tar] == [(name, True) for name, _ in members]
+    scan = scanned(tmp_path / "a.tar")
+    assert contents(tmp_path / "a.tar", scan) == by_key(members) and not scan.findings
+
+
+def test_a_folder_of_an_old_archive_is_none_of_its_files(tmp_path):
+    """V7 has no kind for folders: a slash ends their names."""
+    folder, file = (tarfile.TarInfo(name) for name in ("d.jpg/", "d.jpg/a.jpg"))
+    folder.type = file.type = tarfile.AREGTYPE
+    file.size = 1
+    blocks = [info.tobuf(tarfile.USTAR_FORMAT) for info in (folder, file)]
+    (tmp_path / "a.tar").write_bytes(b"".join(blocks) + b"x".ljust(512, b"\0") + bytes(1024))
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        assert [m.isdir() for m in tar] == [True, False]
+    assert contents(tmp_path / "a.tar", scanned(tmp_path / "a.tar")) == {"d.jpg/a": {"jpg": b"x"}}
+
+
 def test_ustar_prefixes_are_joined(tmp_path):
     members = [("d" * 90 + "/" + "e" * 80 + f"{i}.jpg", b"x") for i in range(3)]
     write(tmp_path / "a.tar", members, tarfile.USTAR_FORMAT)
@@ -125,6 +151,19 @@ def test_hard_links_are_followed_and_joined_archives_read_on(tmp_path):
     scan = scanned(joined)
     assert contents(joined, scan) == {"a": {"jpg": b"one"}, "b": {"jpg": b"one"}, "c": {"jpg": b"two"}}
     assert not scan.findings
+
+
+@pytest.mark.parametrize("mode", ["w", "w:gz"])
+def test_a_shard_may_have_a_name_that_is_no_utf8(tmp_path, monkeypatch, mode):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    ending = b".tar.gz" if mode == "w:gz" else b".tar"
+    names = [os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9" + number + ending) for number in (b"1", b"2")]
+    for name in names:
+        write(name, [("a.jpg", b"one"), ("a.cls", b"7")], mode=mode)
+    for opened in (names[0], names):
+        for _ in range(2):  # indexed, and from the index
+            dataset = ShardDataset(opened)
+            assert dataset.get_encoded(0)[0].data == b"one" and dataset.labels.tolist() == [7] * len(dataset)
 
 
 def test_hidden_files_and_folders_are_no_samples(tmp_path):
@@ -210,6 +249,106 @@ def test_a_damaged_header_costs_its_own_sample_only(tmp_path):
     assert list(scan.table.keys) == [f"s{i:03d}" for i in range(9) if i != 4]
     [finding] = scan.findings
     assert f"damaged header at byte {headers['s004.jpg']}" in finding.problem and finding.key == "s004"
+
+
+@pytest.mark.parametrize(
+    ("member", "image_bytes", "lost"),
+    [
+        ("s004.cls", 9000, 512),
+        ("s004.jpg", 9000, 512),
+        ("s008.jpg", 9000, 512),
+        ("s004.cls", 9000, 4096),
+        ("s004.jpg", 9000, 4096),
+        ("s003.cls", 2500, 4096),  # all of the sample: the next header follows
+    ],
+)
+def test_a_header_that_was_zeroed_is_no_end(tmp_path, member, image_bytes, lost):
+    """A sector or a page that a disk lost: it costs the samples that it touches."""
+    image = np.random.default_rng(5).bytes(image_bytes)
+    members = [(f"s{i:03d}.{name}", data) for i in range(9) for name, data in (("cls", b"%d" % i), ("jpg", image))]
+    write(tmp_path / "a.tar", members, tarfile.USTAR_FORMAT)
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        at = next(m.offset for m in tar if m.name == member)
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[at : at + lost] = bytes(lost)
+    (tmp_path / "a.tar").write_bytes(data)
+    scan = scanned(tmp_path / "a.tar")
+    assert f"{lost} bytes of zeros at byte {at}," in scan.findings[0].problem and not scan.findings[0].note
+    found = contents(tmp_path / "a.tar", scan)
+    found.pop(member[:4], None)
+    assert found == {key: value for key, value in by_key(members).items() if key != member[:4]}
+
+
+@pytest.mark.parametrize("format", ["gnu", "pax"])
+@pytest.mark.parametrize("damage", [bytes(512), b"\0", b"x"])
+def test_a_damaged_long_name_costs_its_member(tmp_path, format, damage):
+    """What stands in the header itself is cut: it may be no image's name, or another one's. tarfile gives up there."""
+    members = [
+        (f"{'ü' * 60}{i}.{name}", data) for i in range(4) for name, data in (("cls", b"%d" % i), ("jpg", b"image"))
+    ]
+    write(tmp_path / "a.tar", members, FORMATS[format])
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    at = data.index(f"{'ü' * 60}2.jpg".encode()) // 512 * 512
+    if damage == b"x" and format == "gnu":
+        pytest.skip("a name has no checksum")
+    data[at : at + len(damage)] = damage
+    (tmp_path / "a.tar").write_bytes(data)
+    scan = scanned(tmp_path / "a.tar")
+    assert f"damaged extended header at byte {at - 512}" in scan.findings[0].problem
+    whole = {key: value for key, value in by_key(members).items() if not key.endswith("2")}
+    assert contents(tmp_path / "a.tar", scan) == whole
+
+
+def test_a_page_of_the_last_image_costs_that_sample(tmp_path):
+    """What is left of it looks like a tape's rest; its label says that there was one."""
+    members = [(f"{i}.{name}", data) for i in range(3) for name, data in (("cls", b"7"), ("jpg", b"x" * 9000))]
+    write(tmp_path / "a.tar", members, tarfile.USTAR_FORMAT)
+    with tarfile.open(tmp_path / "a.tar") as tar:
+        at = next(m.offset for m in tar if m.name == "2.jpg")
+    data = bytearray((tmp_path / "a.tar").read_bytes())
+    data[at : at + 4096] = bytes(4096)
+    (tmp_path / "a.tar").write_bytes(data)
+    scan = scanned(tmp_path / "a.tar")
+    assert list(scan.table.keys) == ["0", "1"]
+    assert [(f.note, f.key) for f in scan.findings] == [(True, ""), (False, "2")]
+
+
+def test_nothing_is_read_behind_the_end(tmp_path):
+    """Servers refuse a range that begins there."""
+    write(tmp_path / "a.tar", samples(3))
+    whole = (tmp_path / "a.tar").read_bytes()
+
+    def scanned_strictly(data: bytes) -> list:
+        def read_at(offset: int, length: int) -> bytes:
+            assert offset < len(data) and length
+            return data[offset : offset + length]
+
+        return list(scan(Window(read_at, window_bytes=700), len(data), head_suffix=".cls", head_bytes=9))
+
+    for size in (len(whole), len(whole.rstrip(b"\0")), len(whole) - 512, 5 * 512, 6 * 512 + 3):
+        names = [item.name for item in scanned_strictly(whole[:size]) if isinstance(item, Member)]
+        assert names == [name for name, _ in samples(3)][: len(names)] and names
+
+
+def test_what_may_follow_the_end_mark(tmp_path):
+    """tarfile is the reference for what is no damage: it reads up to the end mark, whatever comes then."""
+    members = [("a.jpg", b"one"), ("b.jpg", b"two")]
+    write(tmp_path / "a.tar", members, tarfile.USTAR_FORMAT)
+    data = (tmp_path / "a.tar").read_bytes().rstrip(b"\0").ljust(2048, b"\0")
+    path = tmp_path / "b.tar"
+    for rest in (bytes(1024), bytes(1 << 20), bytes(1024 + 77), bytes(512)):
+        path.write_bytes(data + rest)
+        assert contents(path, scanned(path)) == by_key(members) and not scanned(path).findings
+    for rest in (b"\n", b"x" * 5000):
+        path.write_bytes(data + bytes(1024) + rest)
+        with tarfile.open(path) as tar:
+            assert tar.getnames() == ["a.jpg", "b.jpg"]
+        [finding] = scanned(path).findings
+        assert finding.note and f"{len(rest)} bytes after the archive's end" in finding.problem
+        assert contents(path, scanned(path)) == by_key(members)
+    path.write_bytes(data + bytes(2 << 20))  # as a download that was stopped leaves a file of its full size
+    [finding] = scanned(path).findings
+    assert not finding.note and f"{2 << 20} bytes of zeros at byte 2048" in finding.problem
 
 
 @pytest.mark.parametrize(

@@ -50,9 +50,10 @@ def expected(rows=range(6)) -> list[Expected]:
 
 
 def test_every_promise_holds_over_two_shards(tmp_path):
-    write(tmp_path / "train-00000-of-00002", range(4))
-    write(tmp_path / "train-00001-of-00002", range(4, 6))
-    dataset = ShardDataset(tmp_path)
+    (folder := tmp_path / "data").mkdir()  # beside the cache, which would make a tree of it
+    write(folder / "train-00000-of-00002", range(4))
+    write(folder / "train-00001-of-00002", range(4, 6))
+    dataset = ShardDataset(folder)
     assert "tfrecord: 6 samples in 2 files" in repr(dataset)
     check_dataset(dataset, expected())
 
@@ -106,7 +107,7 @@ def test_compressed_files_are_expanded_once_whatever_their_name(tmp_path, compre
 
 
 def test_records_longer_than_a_window_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(tfrecord, "WINDOW_BYTES", 700)
+    monkeypatch.setattr(tfrecord, "LOCAL_WINDOW_BYTES", 700)
     write(tmp_path / "a.tfrecord")
     check_dataset(ShardDataset(tmp_path / "a.tfrecord"), expected())
 
@@ -114,7 +115,7 @@ def test_records_longer_than_a_window_are_read(tmp_path, monkeypatch):
 @pytest.mark.parametrize("window_bytes", [1 << 23, 100])
 @pytest.mark.parametrize("damage", ["length", "length crc", "data", "data crc"])
 def test_damage_costs_one_record_and_is_one_finding(tmp_path, monkeypatch, damage, window_bytes):
-    monkeypatch.setattr(tfrecord, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(tfrecord, "LOCAL_WINDOW_BYTES", window_bytes)
     records = [record(example(features(i))) for i in range(6)]
     bad = bytearray(records[2])
     bad[{"length": 1, "length crc": 9, "data": 60, "data crc": -2}[damage]] ^= 16
@@ -175,3 +176,37 @@ def test_a_length_beyond_the_file_reads_nothing_of_that_size(tmp_path):
     (tmp_path / "a.tfrecord").write_bytes(record(example(features(0))) + length + masked(length) + b"x" * 50)
     dataset = ShardDataset(tmp_path / "a.tfrecord", on_error="skip")
     assert len(dataset) == 1 and "cut off" in dataset.findings[0].problem
+
+
+@pytest.mark.parametrize("start", [b"\xff\xd8\xff\xe0", b"II*\0", b"MM\0*", b"BM"])
+def test_an_image_of_any_name_is_known_by_its_first_bytes(tmp_path, start):
+    rows = [{"caption": b"text", "scan": start + bytes(20), "empty": b""} for _ in range(3)]
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(record(example(row)) for row in rows))
+    dataset = ShardDataset(tmp_path / "a.tfrecord", fields=("image",))
+    assert [bytes(dataset.get_encoded(i)[0].data) for i in range(3)] == [start + bytes(20)] * 3
+    assert dataset.members == ("caption", "empty")
+
+
+@pytest.mark.parametrize("window_bytes", [1 << 20, 3000])
+def test_a_key_is_what_the_best_feature_for_it_says(tmp_path, monkeypatch, window_bytes):
+    """Features that come late, are empty, lists or numbers, in windows of many records and of few."""
+    monkeypatch.setattr(tfrecord, "LOCAL_WINDOW_BYTES", window_bytes)
+    names = [
+        {"image/filename": b"a/file.jpg"},
+        {"image/filename": b"b.jpg", "__key__": b"best"},
+        {},
+        {"filename": b"c.png", "image_id": b"7"},
+        {"__key__": [b"one", b"two"], "filename": b"d.png"},
+        {"image_id": [7]},
+        {"__key__": b"", "filename": b"e.png"},
+    ]
+    rows = [
+        {"image/encoded": IMAGES[i % 6], "image/class/label": [i], "note": b"%d" % i} | more
+        for i, more in enumerate(names)
+    ]
+    (tmp_path / "a.tfrecord").write_bytes(b"".join(record(example(row)) for row in rows))
+    dataset = ShardDataset(tmp_path / "a.tfrecord", fields=("key", "label", "image", "note"))
+    keys, labels, notes = dataset.columns(np.arange(len(rows)))
+    assert keys == ["a/file", "best", "00000002", "c", "d", "00000005", "00000006"]
+    assert labels.tolist() == list(range(7)) and notes == [b"%d" % i for i in range(7)]
+    assert [bytes(dataset.get_encoded(i)[2].data) for i in range(7)] == [IMAGES[i % 6] for i in range(7)]

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpuload.shards.fields import parse_field
 from gpuload.shards.table import MISSING, Strings
-from gpuload.shards.write_samples import split
-from gpuload.shards.write_tar import END, header, padding, sample_bytes, unique_keys
+from gpuload.shards.write_samples import Field, split
+from gpuload.shards.write_tar import END, extensions, header, padding, sample_bytes, unique_keys
 
 
 def test_sizes_are_known_before_writing_and_tarfile_reads_it_back():
@@ -57,6 +58,15 @@ def test_shards_are_full_and_never_too_long(sizes, shard_bytes):
         assert end == len(sizes) or sum(sizes[begin : end + 1]) + len(END) > shard_bytes
 
 
+def test_bytes_get_no_extension_that_readers_take_for_more():
+    names = ["txt", "json", "a.npy", "CLS", "mask", "x.jpg"]
+    fields = [Field(name, "bytes", "bytes") for name in names] + [Field("txt", "str", "str"), Field("b.npy", "", "")]
+    found = extensions(fields, label=True)
+    assert found == ["txt.bin", "json.bin", "a.npy.bin", "cls.bin", "mask", "x.jpg.bin", "txt.txt", "b.npy"]
+    assert all(parse_field(name, "", b"\xff\0") == b"\xff\0" for name in found[: len(names)])
+
+
 def test_keys_stay_apart():
-    keys = ["a.b", "a_b", "d.e/a_b", "a_b-2", "a_b"]
-    assert list(unique_keys(keys)) == ["a_b", "a_b-2", "d.e/a_b", "a_b-2-2", "a_b-3"]
+    keys = ["a.b", "a_b", "d.e/a_b", "a_b-2", "a_b", "a\0b", "\0/x"]
+    assert list(unique_keys(keys)) == ["a_b", "a_b-2", "d.e/a_b", "a_b-2-2", "a_b-3", "a_b-4", "_/x"]
+    assert extensions([Field("a/b\0", "bytes", "bytes")], label=True) == ["a_b_"]

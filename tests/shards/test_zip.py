@@ -82,6 +82,8 @@ def test_folders_above_the_classes_do_not_count(tmp_path):
     assert dataset.name(0)[1] == "set/train/dog/b"
     only = ShardDataset(write(tmp_path / "b.zip", ["photos/cat/1.jpg", "photos/cat/2.jpg"]))
     assert only.classes == ["cat"]
+    [note] = only.findings
+    assert note.note and "are in photos/, which is taken for no class" in note.problem
     loose = ShardDataset(write(tmp_path / "c.zip", ["1.jpg", "2.jpg"]))
     assert loose.classes is None and loose.labels.tolist() == [0, 0]
     assert "no class folders" in loose.findings[0].problem
@@ -103,6 +105,16 @@ def test_archives_with_other_classes_are_numbered_together(tmp_path):
     for _ in range(2):  # the second time from the manifest
         dataset = ShardDataset(f"{tmp_path}/[ab].zip")
         assert dataset.classes == ["ant", "cat", "dog"] and dataset.labels.tolist() == [2, 1, 0, 2]
+
+
+def test_images_without_a_class_do_not_get_that_of_other_archives(tmp_path):
+    write(tmp_path / "a.zip", ["dog/1.jpg", "cat/2.jpg"])
+    write(tmp_path / "b.zip", ["3.jpg", "4.jpg"])
+    with pytest.raises(ShardError, match="b.zip: its labels are numbers, and those of other shards have names"):
+        ShardDataset(f"{tmp_path}/[ab].zip")
+    for _ in range(2):
+        dataset = ShardDataset(f"{tmp_path}/[ab].zip", on_error="skip")
+        assert dataset.classes == ["cat", "dog"] and dataset.labels.tolist() == [1, 0]
 
 
 def test_names_that_lead_elsewhere_write_nothing(tmp_path):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import threading
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,8 +37,8 @@ class Right(torch.utils.data.Dataset):
 
         from PIL import Image
 
-        encoded, label = self.get_encoded(index)
-        return Image.open(io.BytesIO(encoded.data)).convert("RGB"), label
+        encoded, *fields = self.get_encoded(index)
+        return Image.open(io.BytesIO(encoded.data)).convert("RGB"), *fields
 
     def name(self, index):
         return "nowhere", f"k{index}"
@@ -142,6 +143,44 @@ def test_a_broken_promise_is_found_by_its_check(kind, check):
 
 def test_a_right_data_set_passes():
     check_dataset(Right(), EXPECTED)
+
+
+class AnyFields(Right):
+    """Fields as JSON and arrays may hold them."""
+
+    def get_encoded(self, index):
+        fields = {"nan": float("nan"), "none": None, "ragged": [[1, 2], [3]], "boxes": [{"b": np.array([1.0, np.nan])}]}
+        return (*super().get_encoded(index), fields, np.array([np.nan, index]), np.array(["NaT"], "datetime64[D]"))
+
+
+class OtherNan(AnyFields):
+    def __getitem__(self, index):
+        sample = super().__getitem__(index)
+        sample[2]["boxes"][0]["b"][0] = np.nan
+        return sample
+
+
+def test_fields_of_any_kind_are_compared():
+    check_dataset(AnyFields(), EXPECTED)
+    with pytest.raises(AssertionError, match="decoded and .* encoded"):
+        c.samples_are_the_encoded_ones_decoded(OtherNan(), EXPECTED)
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (1, "1"),
+        (None, 0),
+        (None, np.nan),
+        ([1], [1, 2]),
+        ({"a": 1}, {"b": 1}),
+        ({}, []),
+        (b"a", "a"),
+        (np.ones(2), [1, 2]),
+    ],
+)
+def test_values_that_differ(one, other):
+    assert not c._alike(one, other) and not c._alike(other, one) and c._alike(one, one) and c._alike(other, other)
 
 
 def test_an_epoch_that_repeats_a_sample_is_found(monkeypatch):
