@@ -9,7 +9,9 @@ Concurrency:
    (test_a_chunk_that_several_want_is_one_request). It lands, in memory and in the store, on the reader's threads.
 2. What is wanted of a chunk that is not worth reading whole is read by itself, and the chunk behind it, unless
    MAX_FILLING are under way: another row of it will ask again.
-3. A flight calls `_landed` on the loop's thread, or on the one that begins it: `_lock` is not held there.
+3. The first batch is read by itself, as remote.py does it; its chunks begin behind it, or with the next batch
+   (test_the_first_batch_does_not_wait_for_chunks).
+4. A flight calls `_landed` on the loop's thread, or on the one that begins it: `_lock` is not held there.
 """
 
 from __future__ import annotations
@@ -91,6 +93,7 @@ class CachedReader:
         self._lock = threading.Lock()
         self._flights: dict[Name, Future[np.ndarray]] = {}
         self._filling = 0
+        self._has_begun = False
         self._counts = CacheStats()
         remote = {url: stamp for url, stamp in (stamps or {}).items() if not is_local(url)}
         self._options = storage_options or {}
@@ -126,7 +129,7 @@ class CachedReader:
         found, names = self._spans(files, refs)
         held = np.array([self._store.has(*name) for name in names], np.bool_)
         whole = worth_whole(found.chunks) & ~held & self._store.grows()
-        for chunk in np.flatnonzero(whole).tolist():
+        for chunk in np.flatnonzero(whole).tolist() if self._has_begun else ():
             self._flight(files, found.chunks[chunk], names[chunk], begin=True)
         left = np.append(0, np.cumsum(~(held | whole)))  # of the chunks before each
         alone = (left[found.stop] > left[found.first]) | (found.first == found.stop)
@@ -191,7 +194,8 @@ class CachedReader:
     def _fetch(self, batch: _Batch, missing: list[int]) -> None:
         """Fill the rows that the store lacks: from chunks that are read whole, or each by itself."""
         wanted = sorted({chunk for row in missing for chunk in range(batch.spans.first[row], batch.spans.stop[row])})
-        whole = worth_whole(batch.spans.chunks)
+        whole = worth_whole(batch.spans.chunks) & self._has_begun
+        self._has_begun = True
         flights = {}
         for chunk in wanted:
             flight = self._flight(batch.files, batch.spans.chunks[chunk], batch.names[chunk], begin=bool(whole[chunk]))

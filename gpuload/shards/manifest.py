@@ -42,9 +42,10 @@ def manifest_paths(urls: list[str]) -> list[str]:
 
 def _beside(urls: list[str]) -> str | None:
     """None for shards of several folders."""
-    folders = {os.path.dirname(url) for url in urls}
-    names = "\n".join(os.path.basename(url) for url in urls)
-    return os.path.join(folders.pop(), f"{_digest(names)[:12]}{SUFFIX}") if len(folders) == 1 else None
+    split = [url.rpartition("/") for url in urls]  # of a URL as well: os.path takes a slash from webdav://a.tar
+    folders = {folder + slash for folder, slash, _ in split}
+    names = "\n".join(name for _, _, name in split)
+    return f"{folders.pop()}{_digest(names)[:12]}{SUFFIX}" if len(folders) == 1 else None
 
 
 def open_manifest(

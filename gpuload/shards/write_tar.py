@@ -92,7 +92,7 @@ def unique_keys(keys: Iterable[str]) -> Strings:
     """
     names = Names()
     parts = (key.replace("\0", "_").rpartition("/") for key in keys)
-    return Strings.of(names.free(f"{folder}{slash}{base.replace('.', '_')}") for folder, slash, base in parts)
+    return Strings.of(names.free(f"{folder}{slash}{base.replace('.', '_') or '_'}") for folder, slash, base in parts)
 
 
 def extensions(fields: Iterable[Field], *, label: bool) -> list[str]:

@@ -109,8 +109,27 @@ def test_a_first_batch_of_a_shuffle_does_not_wait_for_whole_chunks(server, cache
     server.release()
 
 
-def test_a_chunk_that_several_want_is_one_request(server, cached):
+def test_the_first_batch_does_not_wait_for_chunks(server, cached):
     reader = cached(MemoryStore(10**9))
+    server.hold(lambda path, begin, end: end - begin == CHUNK)
+    expected = reader.expect(server.urls, SAMPLES[:100])
+    assert_right(reader.read(server.urls, SAMPLES[:30]), SAMPLES[:30])
+    server.release()
+    assert_right(reader.read(server.urls, SAMPLES[30:60]), SAMPLES[30:60])
+    assert [request for request in server.requests if "0-10000" in request] == ["/0.bin 0-10000"]
+    expected.drop()
+
+
+def begun(reader: CachedReader, server: RangeServer) -> CachedReader:
+    """One whose first batch is read, of the last file, and its chunk kept."""
+    reader.read(server.urls, SAMPLES[-40:-38])
+    assert eventually(lambda: reader.cache_stats().store.held_bytes == CHUNK)
+    server.requests.clear()
+    return reader
+
+
+def test_a_chunk_that_several_want_is_one_request(server, cached):
+    reader = begun(cached(MemoryStore(10**9)), server)
     server.hold(lambda path, begin, end: True)
     refs = SAMPLES[:16]
     threads = [
@@ -181,7 +200,9 @@ def test_without_a_stamp_a_file_is_asked_for_it_once_and_without_a_version_not_k
     reader = cached(MemoryStore(10**9), known=False)
     server.headers["ETag"] = '"x"'
     refs = SAMPLES[:30]
-    for _ in range(3):
+    assert_right(reader.read(server.urls, refs), refs)
+    assert eventually(lambda: reader.cache_stats().store.held_bytes == 2 * CHUNK)
+    for _ in range(2):
         assert_right(reader.read(server.urls, refs), refs)
     assert sum(request.startswith("HEAD") for request in server.requests) == 1 and reader.cache_stats().hits == 60
     del server.headers["ETag"]
@@ -201,7 +222,7 @@ def test_a_full_disk_does_not_stop_reading(server, cached, tmp_path, monkeypatch
 
 
 def test_close_ends_a_read_that_waits_for_a_chunk(server, cached):
-    reader, raised = cached(MemoryStore(10**9)), []
+    reader, raised = begun(cached(MemoryStore(10**9)), server), []
     server.hold(lambda path, begin, end: True)
 
     def read():

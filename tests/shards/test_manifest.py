@@ -69,6 +69,14 @@ def scratch(shards) -> SampleTable:
     return join([scan_shard(url, stamp(url, {}), {}).table for url in shards])
 
 
+def test_the_manifest_of_remote_shards_is_never_a_file_of_the_working_directory(cache):
+    for folder in ("webdav://", "s3://bucket/", "s3://bucket/deep/"):
+        (path,) = manifest_paths([f"{folder}a.tar", f"{folder}b.tar"])
+        assert path.startswith(str(cache))
+    beside, _ = manifest_paths(["/a.tar", "/b.tar"])
+    assert os.path.dirname(beside) == "/"
+
+
 def test_the_first_opening_scans_and_the_second_reads_one_file(shards, scans):
     expected = scratch(shards)
     assert_same(open_manifest(shards, {}).table, expected)

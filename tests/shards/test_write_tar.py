@@ -67,6 +67,6 @@ def test_bytes_get_no_extension_that_readers_take_for_more():
 
 
 def test_keys_stay_apart():
-    keys = ["a.b", "a_b", "d.e/a_b", "a_b-2", "a_b", "a\0b", "\0/x"]
-    assert list(unique_keys(keys)) == ["a_b", "a_b-2", "d.e/a_b", "a_b-2-2", "a_b-3", "a_b-4", "_/x"]
+    keys = ["a.b", "a_b", "d.e/a_b", "a_b-2", "a_b", "a\0b", "\0/x", "", "d/"]
+    assert list(unique_keys(keys)) == ["a_b", "a_b-2", "d.e/a_b", "a_b-2-2", "a_b-3", "a_b-4", "_/x", "_", "d/_"]
     assert extensions([Field("a/b\0", "bytes", "bytes")], label=True) == ["a_b_"]
