@@ -42,7 +42,7 @@ LOADERS_ROOMS |= {"adapters"}
 TORCH = {"loader", "device", "cli", "testing", "augment.keyed_random", "augment.torchvision"} | LOADERS_ROOMS
 KERNEL_CALLERS = {"decode", "augment.run", "batch_transform", "fetch.local", "shards.tfrecord", "shards.write_tfrecord"}
 OPTIONAL = {"nvidia", "cupy", "pynvml", "torchvision", "psutil", "skimage", "sklearn", "accelerate", "timm"}
-OPTIONAL |= {"pyarrow", "datasets", "zstandard", "aiohttp", "yarl", "botocore"}
+OPTIONAL |= {"pyarrow", "datasets", "zstandard", "aiohttp", "yarl", "botocore", "aiobotocore"}
 DEPENDENCIES = {"numpy", "numba", "llvmlite", "torch", "fsspec", "PIL", "rich", "typer", "tomli"}
 """What pyproject.toml requires, by import name; llvmlite comes with numba, at the version that numba pins."""
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
+from gpuload.core.s3_sessions import quicken
+
 _opening: dict[str, threading.Lock] = {}
 """By protocol and server: one that does not answer holds up nobody else."""
 
@@ -47,6 +49,7 @@ def file_system_of(url: str, options: Mapping[str, Any]) -> tuple[Any, str]:
         with _opening.setdefault(server, threading.Lock()):
             found = url_to_fs(url, **options)
             _reached.add(server)
+    quicken(found[0])
     _given[id(found[0])] = found[0]
     return found
 

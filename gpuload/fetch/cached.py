@@ -96,8 +96,8 @@ class CachedReader:
         self._has_begun = False
         self._counts = CacheStats()
         remote = {url: stamp for url, stamp in (stamps or {}).items() if not is_local(url)}
-        self._options = storage_options or {}
-        self._keys = {url: (self._key(url, stamp), stamp.size) for url, stamp in remote.items()}
+        self._server = server_of("remote://", storage_options or {})
+        self._keys = {url: (key_of(url, stamp, self._server), stamp.size) for url, stamp in remote.items()}
         store.use(key for key, _ in self._keys.values() if key is not None)
         attempts = self._remote.limits.attempts
         self._whole = WholeFiles(store, listed or Listed(), self._remote.read, self._remote.stamp, attempts=attempts)
@@ -159,9 +159,6 @@ class CachedReader:
         found = spans(refs, sizes, chunk_bytes=self._chunk_bytes)
         return found, [(str(self._keys[files[chunk[0]]][0]), chunk[1]) for chunk in found.chunks.tolist()]
 
-    def _key(self, url: str, stamp: Stamp) -> str | None:
-        return key_of(url, stamp, server_of(url, self._options))
-
     def _identity(self, url: str) -> tuple[str | None, int]:
         """(key, size) of a remote file: one request, where its stamp was not given."""
         if is_local(url):
@@ -171,7 +168,7 @@ class CachedReader:
                 stamp = self._remote.stamp(url)
             except OSError:  # reading it will say what is wrong
                 return None, -1
-            key = self._key(url, stamp) if stamp is not None else None
+            key = key_of(url, stamp, self._server) if stamp is not None else None
             self._keys[url] = key, -1 if stamp is None else stamp.size
             if key is not None:
                 self._store.use([key])

@@ -24,6 +24,7 @@ from fsspec.core import split_protocol
 
 from gpuload.core.location import shown, tells_secret
 from gpuload.core.retry import backoff_s, is_transient
+from gpuload.core.s3_sessions import quicken
 from gpuload.core.stamp import Stamp, stamp_of
 from gpuload.fetch import http_files, s3_files
 from gpuload.fetch.flight import Flight, Turn
@@ -218,6 +219,7 @@ class Link:
         if speaks_http:
             options = http_files.settings_for(options)
         system = cls(**options, asynchronous=True, loop=self._loop, skip_instance_cache=True)
+        quicken(system)
         if hasattr(system, "set_session"):
             await system.set_session()
         if speaks_s3:

@@ -71,7 +71,7 @@ def open_manifest(
     by_url = dict(zip(urls, versions, strict=True))
     names = [os.path.basename(bare(url)) for url in urls]
     stamps_told = [str(version) for version in versions]
-    servers = sorted({server_of(url, options) for url in urls})
+    servers = sorted({server_of(url, options) for url in {is_local(url): url for url in urls}.values()})
     meta = {"kind": "manifest", "format": format, "names": names, "stamps": stamps_told, "server": servers}
     kept = _tell_versions(urls, versions) and len(urls) > 1
     stored = None if rebuild else _stored(urls, versions, meta, options, kept=kept)
