@@ -1,11 +1,11 @@
 """Objects of S3 and what speaks it: a signed URL an object, and a plain GET a range.
 
 botocore makes about a hundred objects to read one: 1.3 ms of CPU a request, where a plain GET of a signed URL costs
-0.3 ms (`python -m bench.remote --only range`). So botocore is asked for a signed URL once per object and half hour, with the
-credentials, region, endpoint and addressing that the user's settings give, and the ranges are fetched by aiohttp,
-which s3fs itself stands on. What a signed URL cannot say (headers of `s3_additional_kwargs`, requester pays), and
-settings of the connection that only botocore knows (proxies, certificates), are left to s3fs, as is every answer that
-is neither bytes nor a passing failure: it knows redirects between regions, and the words for what is forbidden.
+0.3 ms (`python -m bench.remote --only range`). So botocore is asked for a signed URL once an object and half hour,
+with the credentials, region, endpoint and addressing that the user's settings give, and aiohttp, on which s3fs itself
+stands, gets the ranges. What a signed URL cannot say (headers of `s3_additional_kwargs`, requester pays), and settings
+of the connection that only botocore knows (proxies, certificates), are left to s3fs, as is every answer that is
+neither bytes nor a passing failure: it knows redirects between regions, and the words for what is forbidden.
 """
 
 from __future__ import annotations
