@@ -8,7 +8,8 @@ import pytest
 from gpuload import ShardDataset
 from gpuload.cli.pack import pack
 from gpuload.shards.fields import parse_field
-from tests.shards.containers import IMAGES, example, mds, record
+from tests.kernels.records import record
+from tests.shards.containers import IMAGES, example, mds
 
 pa = pytest.importorskip("pyarrow")
 import pyarrow.parquet as pq  # noqa: E402

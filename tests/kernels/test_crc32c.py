@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from gpuload.kernels import crc32c as k
 
+from tests.kernels.records import crc32c as bit_by_bit
+
 PUBLISHED = {  # RFC 3720, B.4
     bytes(32): 0x8A9136AA,
     b"\xff" * 32: 0x62A8AB43,
@@ -13,15 +15,6 @@ PUBLISHED = {  # RFC 3720, B.4
     bytes(range(31, -1, -1)): 0x113FDB5C,
 }
 WAYS = [k.crc32c, k.crc32c_by_tables]
-
-
-def bit_by_bit(data: bytes) -> int:
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
 
 
 def array(data: bytes) -> np.ndarray:

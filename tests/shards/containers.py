@@ -21,26 +21,6 @@ def jpeg(seed: int) -> bytes:
 IMAGES = [jpeg(seed) for seed in range(6)]
 
 
-def crc32c(data: bytes) -> int:
-    """Bit by bit. RFC 3720, B.4."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def masked(data: bytes) -> bytes:
-    crc = crc32c(data)
-    return struct.pack("<I", ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF)
-
-
-def record(data: bytes) -> bytes:
-    length = struct.pack("<Q", len(data))
-    return length + masked(length) + data + masked(data)
-
-
 def varint(value: int) -> bytes:
     value &= 0xFFFFFFFFFFFFFFFF
     out = bytearray()

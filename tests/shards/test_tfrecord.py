@@ -14,7 +14,8 @@ from gpuload import DataLoader, ShardDataset
 from gpuload.core.errors import ShardError
 from gpuload.shards import tfrecord
 from gpuload.testing import Expected, check_dataset
-from tests.shards.containers import IMAGES, example, record
+from tests.kernels.records import masked, record
+from tests.shards.containers import IMAGES, example
 
 BOXES = [np.array([0.1, 0.2], np.float32), np.array([], np.float32), np.array([0.5], np.float32)]
 
@@ -170,10 +171,9 @@ def test_an_empty_file_is_one_without_records(tmp_path):
 
 
 def test_a_length_beyond_the_file_reads_nothing_of_that_size(tmp_path):
-    from tests.shards.containers import masked
-
     length = struct.pack("<Q", 1 << 60)
-    (tmp_path / "a.tfrecord").write_bytes(record(example(features(0))) + length + masked(length) + b"x" * 50)
+    head = length + struct.pack("<I", masked(length))
+    (tmp_path / "a.tfrecord").write_bytes(record(example(features(0))) + head + b"x" * 50)
     dataset = ShardDataset(tmp_path / "a.tfrecord", on_error="skip")
     assert len(dataset) == 1 and "cut off" in dataset.findings[0].problem
 

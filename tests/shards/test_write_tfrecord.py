@@ -10,21 +10,7 @@ import pytest
 
 from gpuload.shards.write_samples import Sample, Schema, field_of
 from gpuload.shards.write_tfrecord import TfrecordWriter, feature, varint
-
-
-def crc32c(data: bytes) -> int:
-    """Bit by bit, from the polynomial."""
-    crc = 0xFFFFFFFF
-    for byte in data:
-        crc ^= byte
-        for _ in range(8):
-            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
-    return crc ^ 0xFFFFFFFF
-
-
-def masked(data: bytes) -> int:
-    crc = crc32c(data)
-    return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
+from tests.kernels.records import masked
 
 
 def records(data: bytes) -> list[bytes]:
