@@ -47,8 +47,6 @@ from torchvision.transforms import PILToTensor
 
 from bench.figures import Figure, Part, run
 from gpuload import DataLoader, ShardDataset
-from gpuload.core.refs import SAMPLE_REF
-from gpuload.fetch.remote import RemoteReader
 from tests.servers.start import Storage, s3, s3_storage
 
 BATCH, THREADS, WINDOW, AT_ONCE = 256, 4, 72 * 16, 8
@@ -146,19 +144,21 @@ def block(asked: argparse.Namespace) -> Iterator[Figure]:
 
 def range_cpu(asked: argparse.Namespace) -> Iterator[Figure]:
     def write(folder: Path) -> int:
-        (folder / "0000.tar").write_bytes(np.random.default_rng(0).bytes(64_000_000))
+        with tarfile.open(folder / "0000.tar", "w") as shard:
+            for number in range(100):
+                add(shard, f"{number}.jpg", np.random.default_rng(number).bytes(4096))
+                add(shard, f"{number}.bin", bytes(300_000))  # so far apart that none is read with its neighbour
         return 1
 
     with served(write) as (storage, shards):
         ours: list[float] = []
         theirs: list[float] = []
-        reader = RemoteReader(storage_options=storage.options, gap_bytes=0)
-        for seed in range(asked.rounds + 1):  # the first is not counted
-            refs = np.zeros(100, SAMPLE_REF)
-            refs["offset"] = np.random.default_rng(seed).choice(15_000, 100, replace=False) * 4096
-            refs["length"] = 4096
+        dataset = ShardDataset(urls(storage, shards), fields=("image",), storage_options=storage.options)
+        reader = dataset.new_reader(batches=True)
+        refs = dataset.refs(np.arange(100))
+        for _ in range(asked.rounds + 1):  # the first is not counted
             began = time.process_time()
-            assert not reader.read(urls(storage, shards), refs).failures
+            assert not reader.read(dataset.files, refs).failures
             ours.append((time.process_time() - began) / 100)
             theirs.append(asyncio.run(cat_ranges_s(storage, refs["offset"].tolist())) / 100)
         reader.close()
