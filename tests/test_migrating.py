@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from PIL import ImageOps
 
 import gpuload
 from gpuload.cli.pack import pack
@@ -87,8 +88,10 @@ def test_every_block_that_can_run_here_does_and_loaders_of_ours_are_accelerated(
 
 @pytest.mark.full
 @pytest.mark.parametrize("package", ["timm", "webdataset"])
-def test_the_blocks_of_packages_that_need_no_gpu_run_too(package: str, there: dict[str, Any]):
+def test_the_blocks_of_packages_that_need_no_gpu_run_too(package: str, there: dict[str, Any], monkeypatch):
     pytest.importorskip(package)
+    posterize = ImageOps.posterize  # timm draws 0 bits at times, which Pillow refuses since 13
+    monkeypatch.setattr(ImageOps, "posterize", lambda image, bits: posterize(image, max(1, bits)))
     mine = [block for block in blocks() if package in block.needs]
     assert mine
     for block in mine:
