@@ -8,6 +8,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -331,14 +332,23 @@ def start(*arguments, **options) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", PACK, *map(str, arguments)], env=environment, stderr=-1, **options)
 
 
+TRIES = 6
+"""A busy machine may come too late to kill what packs."""
+
+
 def test_after_kill_9_a_second_run_continues_to_the_same_bytes(tmp_path):
     make_folder(tmp_path / "in", 400, 4000)
     out = tmp_path / "out"
-    child = start(tmp_path / "in", out, "12KB", "tar")
-    while child.poll() is None and len(list(out.glob("x-*.tar"))) < 5:
-        time.sleep(0.001)
-    child.send_signal(signal.SIGKILL)
-    assert child.wait() == -signal.SIGKILL, "packing ended before it could be killed: give it more files"
+    for _ in range(TRIES):
+        child = start(tmp_path / "in", out, "12KB", "tar")
+        while child.poll() is None and len(list(out.glob("x-*.tar"))) < 5:
+            time.sleep(0.001)
+        child.send_signal(signal.SIGKILL)
+        if child.wait() == -signal.SIGKILL:
+            break
+        shutil.rmtree(out)
+    else:
+        pytest.fail("packing ended before it could be killed: give it more files")
     written = {path.name: path.stat().st_ino for path in out.glob("x-*.tar")}
     (out / ".x-000000.tar.partial").write_bytes(b"what a killed run may leave")
     done = pack(tmp_path / "in", out, shard_size="12KB", name="x")
@@ -355,15 +365,21 @@ def test_killed_at_random_moments_again_and_again_it_ends_with_the_same_bytes(tm
     straight = pack(tmp_path / "in", tmp_path / "straight", format, "9KB", name="x", entropy=False)
     rng = np.random.default_rng(len(format))
     kills = 0
-    for wanted in sorted(rng.integers(1, len(straight.shards) - 5, 2).tolist()):
+    for _ in range(TRIES):
+        wanted = len(list((tmp_path / "out").glob(f"x-*.{format}"))) + int(rng.integers(1, len(straight.shards) // 3))
         child = start(tmp_path / "in", tmp_path / "out", "9KB", format)
         while child.poll() is None and len(list((tmp_path / "out").glob(f"x-*.{format}"))) < wanted:
             time.sleep(0.0005)
         time.sleep(float(rng.random()) * 0.004)
         child.kill()
-        kills += child.wait() == -signal.SIGKILL
+        killed = child.wait() == -signal.SIGKILL
+        kills += killed
         for path in (tmp_path / "out").glob(f"x-*.{format}"):  # whatever has its name is whole
             assert path.read_bytes() == (tmp_path / "straight" / path.name).read_bytes()
+        if kills == 2:
+            break
+        if not killed:
+            shutil.rmtree(tmp_path / "out")
     assert kills, "packing ended before it could be killed: give it more files"
     done = pack(tmp_path / "in", tmp_path / "out", format, "9KB", name="x", entropy=False)
     for path in straight.shards:
