@@ -206,7 +206,7 @@ class CachedReader:
 
         def from_flight(name: Name, size: int, begin: int, out: np.ndarray) -> bool:
             try:
-                data = np.frombuffer(flights[name].result(), np.uint8)
+                data = flights[name].result()
             except (OSError, CancelledError):
                 return False
             if data.size == size:
@@ -233,7 +233,7 @@ class CachedReader:
         return flight
 
     def _keep(self, name: Name, data: np.ndarray) -> None:
-        self._store.put(*name, np.frombuffer(data, np.uint8))
+        self._store.put(*name, data)
 
     def _landed(self, name: Name, fills: bool, flight: Future[np.ndarray]) -> None:
         with self._lock:

@@ -181,6 +181,8 @@ class Link:
         if url not in self._versions:
             stamp = self._stamps.get(url)
             # Servers that share their work may call one version differently: it counts what they say when asked again.
+            if stamp is not None and version.size not in (None, stamp.size):
+                raise _stale(url)
             if stamp is not None and not version.may_be(stamp) and not await self._is_still(url, stamp):
                 raise _stale(url)
             self._versions.setdefault(url, version)

@@ -72,7 +72,6 @@ class RemoteReader:
         self._ahead = Ahead(
             partial(_get_at_turn, self._link), self._link.flight.hurry, max_held_bytes=self.limits.max_held_bytes
         )
-
         self._has_begun, self._first_is_here = False, asyncio.Event()
 
     def read(self, files: Sequence[str], refs: np.ndarray) -> EncodedBatch:

@@ -40,9 +40,7 @@ class FileVersion:
         return bool(marks) and all(a != b for a, b in marks)
 
     def may_be(self, stamp: Stamp) -> bool:
-        """Whether nothing here speaks against that version. What a stamp's mark is, it does not say."""
-        if self.size not in (None, stamp.size):
-            return False
+        """Whether no mark here speaks against that version. What a stamp's mark is, it does not say."""
         return not (stamp.version and self.etag) or stamp.version in (self.etag, self.etag.strip('"'), self.modified)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from gpuload.core.s3_sessions import quicken
@@ -65,4 +67,6 @@ def test_a_profile_that_does_not_exist_is_said_by_s3fs(system):
 
 
 def test_what_is_no_s3_stays_as_it_is():
-    quicken(object())
+    other = SimpleNamespace(session=None)
+    quicken(other)
+    assert other == SimpleNamespace(session=None)

@@ -106,6 +106,18 @@ def test_a_version_that_a_server_calls_differently_each_time_is_asked_for_again(
     assert not reading.read(server.urls, refs((500, 100))).failures and next(answers, None) is None
 
 
+def test_an_answer_of_another_size_is_another_version_whatever_the_server_says_when_asked(server, reader, monkeypatch):
+    known = Stamp(100_001, "of that machine")
+
+    async def ask(self, url):
+        return known
+
+    monkeypatch.setattr("gpuload.fetch.link.Link._ask_stamp", ask)
+    server.headers["ETag"] = '"of this machine"'
+    failure = reader(stamps={server.urls[0]: known}).read(server.urls, refs((0, 100))).failures[0]
+    assert isinstance(failure, OSError) and failure.errno == errno.ESTALE
+
+
 def test_an_answer_from_elsewhere_is_an_error_and_not_taken_for_what_was_asked(server, reader):
     server.shifted = 7
     failure = reader().read(server.urls, refs((10, 100))).failures[0]
